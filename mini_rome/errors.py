@@ -1,0 +1,53 @@
+"""Errors a user can act on: each message names the thing, its value and the way on."""
+
+
+class MiniRomeError(Exception):
+    """Base of all errors raised on purpose; the command line prints its text without a traceback."""
+
+
+class ConfigError(MiniRomeError):
+    """An option is unknown, out of range, or cannot go with another one."""
+
+
+class SandboxError(MiniRomeError):
+    """The sandbox failed, not the agent. Never scored as a reward."""
+
+
+class SandboxUnavailable(SandboxError):
+    """No sandbox engine answered. Says what was tried, why it failed and the ways on."""
+
+
+class ImageMissing(SandboxError):
+    """The image is not on this engine. Says the exact command that builds it."""
+
+
+class SandboxDead(SandboxError):
+    """The container went away. Says which, the cause and the step."""
+
+
+class SandboxClosed(SandboxError):
+    """The sandbox was closed by its owner, perhaps from another thread during a step."""
+
+
+class SandboxFileError(SandboxError):
+    """A read or write inside the box was refused. Says the path and why."""
+
+
+class CommandTooLong(SandboxError):
+    """The command exceeds the transport's limit. Says the limit."""
+
+
+class LimitNotEnforced(SandboxError):
+    """A limit that the engine cannot enforce was asked for. Says which."""
+
+
+class UnsafeTask(SandboxError):
+    """A task asks for a setting that breaks the isolation. Says the key."""
+
+
+class VerifierError(SandboxError):
+    """The verifier crashed, hung or wrote no valid reward. The reward is None, never 0."""
+
+
+class StartMismatch(SandboxError):
+    """A restored start state differs from the recorded one; the start is skipped, never trained on."""
