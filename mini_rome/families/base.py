@@ -1,0 +1,69 @@
+"""What a procedural family is: a seeded generator of tasks with an expert and a host-side check.
+
+The three splits share no instance: an instance belongs to the split that its content hash says, and `make` draws again
+until it has one of the split asked for. So disjointness holds by construction, for every seed and horizon.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from mini_rome.errors import ConfigError
+from mini_rome.types import Split, Task, Verdict
+
+# Common short nouns; each becomes one token of the tiny tokenizer. None is a prefix of a shell command used by an expert.
+NAMES = tuple(
+    "acorn amber apple barn basil bell birch bread brick bridge cedar chalk cherry clay cloud clover comet coral crown "
+    "daisy delta drum eagle ember fern field flute forest garden ginger glass grape harbor hazel heron honey island "
+    "ivory jade kettle lemon lily linen lotus maple marble meadow melon mint moss nutmeg oak olive onyx orchid otter "
+    "pearl pebble pepper plum quartz raven".split()
+)
+COLOURS = tuple("black blue brown gold green grey lime navy pink red teal white".split())
+
+_BUCKETS: dict[str, Split] = {"0": "train", "1": "train", "2": "validation", "3": "test"}
+
+
+def split_of(content_hash: str) -> Split:
+    """The split an instance belongs to: half train, a quarter validation, a quarter test."""
+    return _BUCKETS[str(int(content_hash[:8], 16) % 4)]
+
+
+def expect_tree(expected: Mapping[str, str], files: Mapping[str, bytes]) -> Verdict:
+    """1 when every expected file is there with exactly these contents and no input was lost, else 0 with the reason."""
+    for path, text in expected.items():
+        if path not in files:
+            return Verdict(0.0, f"{path} is missing")
+        if files[path] != text.encode():
+            return Verdict(0.0, f"{path} has other contents than asked for")
+    return Verdict(1.0, "all files as asked for")
+
+
+class Family(ABC):
+    """A generator of instances of one kind. Subclasses give `name`, `domain`, `build` and `mistake`."""
+
+    name: ClassVar[str]
+    domain: ClassVar[str]
+    max_chunks: ClassVar[int] = 16
+
+    @abstractmethod
+    def build(self, rng: random.Random, chunks: int) -> Task:
+        """One instance whose expert needs exactly `chunks` interactions; all randomness from `rng`."""
+
+    @abstractmethod
+    def mistake(self, task: Task, chunk: int, rng: random.Random) -> str:
+        """A plausible wrong command in place of expert chunk `chunk` (0-based) that leaves the work dir unchanged."""
+
+    def make(self, seed: int, chunks: int, split: Split = "train") -> Task:
+        """The instance of this seed, horizon K = `chunks` and split. Deterministic; under a millisecond."""
+        if not 1 <= chunks <= self.max_chunks:
+            raise ConfigError(f"chunks={chunks}: family {self.name!r} has a horizon of 1 to {self.max_chunks}")
+        for draw in range(1000):
+            rng = random.Random(f"{self.name}/{split}/{chunks}/{seed}/{draw}")
+            task = self.build(rng, chunks)
+            if split_of(task.content_hash) == split:
+                return replace(task, name=f"{self.name}-k{chunks}-{split}-{seed}", seed=seed, split=split)
+        raise ConfigError(f"family {self.name!r} has no instance with chunks={chunks} in split {split!r}")

@@ -1,0 +1,170 @@
+"""The one recorder of token ids: how text becomes ids, once, and how a response becomes tool calls.
+
+Format (Qwen style, ChatML with a short tool call):
+
+    <|im_start|>user\nINSTRUCTION<|im_end|>\n<|im_start|>assistant\n
+    <tool_call>bash COMMAND</tool_call><|im_end|>
+    \n<|im_start|>tool\nOUTPUT<|im_end|>\n<|im_start|>assistant\n
+
+A response may hold several calls; `<tool_call>submit</tool_call>` ends the episode. Text from outside (instructions,
+outputs) is encoded with special tokens split into plain text, so an output that spells `<|im_end|>` is never control.
+Pieces are encoded one by one and joined as ids: nothing is decoded and encoded again, and more turns never change
+earlier tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from mini_rome.errors import ConfigError
+from mini_rome.types import StepResult, Task, Trajectory, Turn
+
+IM_START, IM_END, CALL, CALL_END = "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"
+_CALL = re.compile(re.escape(CALL) + r"(.*?)" + re.escape(CALL_END), re.DOTALL)
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\n' -}}"
+    "{{- message['content'] or '' -}}"
+    "{%- for call in message['tool_calls'] or [] -%}"
+    "{%- set call = call['function'] or call -%}"
+    "{{- '<tool_call>' + call['name'] -}}"
+    "{%- if call['arguments'] and call['arguments']['command'] -%}{{- ' ' + call['arguments']['command'] -}}{%- endif -%}"
+    "{{- '</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{{- '<|im_end|>\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call of a response: `bash` with a command, or `submit`."""
+
+    tool: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Response:
+    """A parsed response. `problem` says why it is malformed; then no call is run."""
+
+    calls: tuple[Call, ...] = ()
+    problem: str = ""
+
+
+def parse_response(text: str) -> Response:
+    """The tool calls of a response, stop token removed.
+
+    >>> parse_response("<tool_call>bash cat plum</tool_call>").calls
+    (Call(tool='bash', command='cat plum'),)
+    >>> parse_response("cat plum").problem
+    'no tool call'
+    """
+    calls = []
+    for body in _CALL.findall(text):
+        tool, _, command = body.strip().partition(" ")
+        if tool == "bash":
+            calls.append(Call("bash", command))
+        elif tool == "submit" and not command.strip():
+            calls.append(Call("submit"))
+        else:
+            return Response(problem=f"unknown tool {tool[:20]!r}")
+    if not calls:
+        return Response(problem="tool call not closed" if CALL in text else "no tool call")
+    return Response(tuple(calls))
+
+
+@dataclass
+class ChatFormat:
+    """Turns text into ids for one tokenizer. All ids in a trajectory come from here or from the sampler."""
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_id: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        ids = {token: self.tokenizer.convert_tokens_to_ids(token) for token in (IM_START, IM_END, CALL, CALL_END)}
+        missing = [token for token, index in ids.items() if index is None or index == self.tokenizer.unk_token_id]
+        if missing:
+            raise ConfigError(f"the tokenizer has no token {missing[0]!r}: it does not fit the tool-call format")
+        self._special = ids
+        self.stop_id = ids[IM_END]
+        self._newline = self.encode("\n")
+        self._user, self._tool = (self._header(role) for role in ("user", "tool"))
+        self._assistant = self._header("assistant")
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text to ids; the spelling of a special token stays plain text."""
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def decode(self, ids: list[int]) -> str:
+        """Ids to text, special tokens kept."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _header(self, role: str) -> list[int]:
+        return [self._special[IM_START], *self.encode(role), *self._newline]
+
+    def prompt(self, instruction: str) -> list[int]:
+        """From the beginning up to where the first response starts."""
+        return [*self._user, *self.encode(instruction), self.stop_id, *self._newline, *self._assistant]
+
+    def observation(self, output: str, stopped: bool = True) -> list[int]:
+        """What the environment writes after a response, up to where the next one starts.
+
+        stopped: the response ended with the sampled stop token. A response cut by the length limit did not; then the
+        environment writes the stop token, which is thus no part of the chunk.
+        """
+        close = [] if stopped else [self.stop_id]
+        body = self.encode(output.rstrip("\n"))
+        return [*close, *self._newline, *self._tool, *body, self.stop_id, *self._newline, *self._assistant]
+
+    def response(self, command: str, submit: bool = False) -> list[int]:
+        """The ids of an expert's response with one bash call, stop token included."""
+        ids = [self._special[CALL], *self.encode(f"bash {command}"), self._special[CALL_END]]
+        if submit:
+            ids += [self._special[CALL], *self.encode("submit"), self._special[CALL_END]]
+        return [*ids, self.stop_id]
+
+    def parse(self, ids: list[int]) -> tuple[str, Response]:
+        """Text and calls of a sampled response; one that was cut by the length limit is malformed."""
+        if not ids or ids[-1] != self.stop_id:
+            return self.decode(ids), Response(problem="cut by the length limit")
+        text = self.decode(ids[:-1])
+        return text, parse_response(text)
+
+
+def shown(result: StepResult) -> str:
+    """The observation text of a step: the output, then what a prompt would show of a failure."""
+    notes = {"timeout": "[timed out]", "oom": "[out of memory]", "output_limit": "[output limit]",
+             "pids_limit": "[too many processes]"}
+    lines = [result.output.rstrip("\n")] if result.output.strip("\n") else []
+    if result.status in notes:
+        lines.append(notes[result.status])
+    elif result.exit_code:
+        lines.append(f"[exit {result.exit_code}]")
+    return "\n".join(lines)
+
+
+def open_trajectory(chat: ChatFormat, task: Task, **fields) -> Trajectory:
+    """A trajectory with its prompt and no turn yet."""
+    return Trajectory(task=task, prompt_ids=chat.prompt(task.instruction), turns=[], **fields)
+
+
+def context_ids(trajectory: Trajectory) -> list[int]:
+    """All ids up to where the next response starts: prompt, and for each turn its ids and its observation."""
+    ids = list(trajectory.prompt_ids)
+    for turn in trajectory.turns:
+        ids += turn.ids
+        ids += turn.observation_ids
+    return ids
+
+
+def expert_turn(chat: ChatFormat, command: str, submit: bool) -> Turn:
+    """A turn written by a script instead of the policy; its log-probs are not known and count as 0."""
+    ids = chat.response(command, submit)
+    return Turn(ids=ids, logprobs=[0.0] * len(ids), text=chat.decode(ids[:-1]), commands=[command],
+                submitted=submit, source="expert")
