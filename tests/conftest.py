@@ -1,7 +1,7 @@
 """Shared fixtures, and the rule for tests that need an engine: skipped where it is missing, failed where required.
 
-MINI_ROME_REQUIRE_DOCKER=1 and MINI_ROME_REQUIRE_VLLM=1 (set by .ci/run) turn every skip of a test so marked, and every
-skip of a whole module, into a failure: a green run then means that those tests ran.
+MINI_ROME_REQUIRE_DOCKER=1 and MINI_ROME_REQUIRE_VLLM=1 (set by .ci/run) turn every skip of a test so marked, and
+every skip of a whole module, into a failure: a green run then means that those tests ran.
 """
 
 from __future__ import annotations
