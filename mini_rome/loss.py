@@ -1,0 +1,278 @@
+"""The IPA loss, its ablations and the imitation term (paper, eqs. 3-6 and 8-10), as functions of (B, T) tensors.
+
+Three policies, never one in place of another: `logps` are log pi_theta (the forward of this step, with gradient),
+`old_logps` are log pi_old (the trainer's weights of the version that sampled the chunk), `sampler_logps` are log mu
+(recorded when the tokens were sampled). mu is the measure the trajectories are drawn from; it is no factor of the loss.
+There is no KL, entropy, critic, baseline or group normalisation in these equations.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Level = Literal["none", "token", "chunk", "sequence"]
+Aggregation = Literal["token", "chunk", "sum"]
+
+# The paper's objectives as arguments of `ipa_loss`. All but "ipa" are stated with gamma = 1.
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "reinforce": {"ratio_level": "none", "mask_level": "none", "positive_ratio": False},  # eq. 3
+    "tis": {"ratio_level": "sequence", "mask_level": "none", "positive_ratio": True},  # eq. 4
+    "topr": {"ratio_level": "sequence", "mask_level": "none", "positive_ratio": False},  # eq. 5
+    "baseline": {"ratio_level": "sequence", "mask_level": "token", "positive_ratio": False},  # eq. 6
+    "ipa": {"ratio_level": "chunk", "mask_level": "chunk", "positive_ratio": False},  # eq. 9
+}
+
+# Every metric is a pair (value, count), in this order on every rank and step. Shares and means hold (sum, count);
+# *_max, *_p01 and *_p99 hold (extreme, count). `merge_metrics` knows the rule of each.
+METRICS = (
+    "masked_chunks",  # share of chunks with m = 0 (for a token mask: mean share of their tokens)
+    "clipped_negatives",  # share of the chunks of R <= 0 rows whose ratio exceeds 1
+    "positive_share",  # proxy of the gradient share: sum of |token weight| of R > 0 rows, over that of all rows
+    "negative_share",
+    "mismatch_mean",  # |log pi_old - log mu| per token
+    "mismatch_max",
+    "staleness_mean",  # |log pi_theta - log pi_old| per token
+    "staleness_max",
+    "mismatch_p01",  # pi_old / mu per chunk, geometric mean over its tokens: both tails, the mask sees only one
+    "mismatch_p99",
+    "ratio_p01",  # pi_theta / pi_old per chunk
+    "ratio_p99",
+)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """loss: scalar to be minimised. metrics: detached (2,) tensors (value, count), in the order of METRICS."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+class _Chunks:
+    """Sums per chunk and back to tokens, by scatter and gather on (B, K + 1); slot 0 collects what is in no chunk."""
+
+    def __init__(self, chunk_ids: Tensor, inside: Tensor, dtype: torch.dtype) -> None:
+        self.inside = inside  # (B, T) bool
+        self.slot = torch.where(inside, chunk_ids + 1, 0)  # (B, T)
+        self.zeros = torch.zeros(len(chunk_ids), int(self.slot.max()) + 1, dtype=dtype, device=chunk_ids.device)
+        self.size = self.zeros.scatter_add(1, self.slot, inside.to(dtype))  # (B, K + 1) tokens per chunk
+        self.present = self.size > 0
+
+    def mean(self, values: Tensor) -> Tensor:  # (B, T), 0 outside -> (B, K + 1)
+        return self.zeros.scatter_add(1, self.slot, values) / self.size.clamp(min=1)
+
+    def spread(self, per_chunk: Tensor) -> Tensor:  # (B, K + 1) -> (B, T)
+        return per_chunk.gather(1, self.slot)
+
+    def at_level(self, values: Tensor, chunk_mean: Tensor, level: Level) -> Tensor:
+        """Mean of values (B, T) over the unit of the level, broadcastable to (B, T): one value for all its tokens."""
+        if level == "none":
+            return torch.zeros_like(values[:, :1])
+        if level == "token":
+            return values
+        if level == "chunk":
+            return self.spread(chunk_mean)
+        if level == "sequence":
+            return values.sum(dim=1, keepdim=True) / self.inside.sum(dim=1, keepdim=True).clamp(min=1)
+        raise ValueError(f"level={level!r}: choose none, token, chunk or sequence")
+
+    def inverse_size(self) -> Tensor:  # (B, T): 1 / |c|, 0 outside
+        return torch.where(self.inside, self.spread(1.0 / self.size.clamp(min=1)), 0.0)
+
+    def reduce(self, terms: Tensor, aggregation: Aggregation, num_items: float | Tensor | None) -> Tensor:
+        """S / N of terms (B, T) that are 0 outside chunks; num_items replaces N and means nothing to "sum"."""
+        if aggregation == "sum":
+            return terms.sum()
+        if aggregation == "token":
+            total, count = terms.sum(), self.inside.sum()
+        elif aggregation == "chunk":
+            total, count = (terms * self.inverse_size()).sum(), self.present[:, 1:].sum()
+        else:
+            raise ValueError(f"aggregation={aggregation!r}: choose token, chunk or sum")
+        items = count if num_items is None else torch.as_tensor(num_items, device=terms.device)
+        return total / items.clamp(min=1)
+
+
+def _scored(chunk_ids: Tensor, rewards: Tensor) -> Tensor:  # (B, T) bool: in a chunk of a row that has a reward
+    return (chunk_ids >= 0) & torch.isfinite(rewards)[:, None]
+
+
+def count_items(chunk_ids: Tensor, rewards: Tensor, aggregation: Aggregation = "token") -> Tensor:
+    """This batch's part of `num_items`: tokens (or chunks) of scorable rows, counted before the mask m_c.
+
+    Sum it over accumulation steps and ranks, and give the total to `ipa_loss` so that any split of a batch has the
+    same gradient.
+    """
+    inside = _scored(chunk_ids, rewards)
+    if aggregation == "token":
+        return inside.sum()
+    return (torch.where(inside, chunk_ids, -1).amax(dim=1) + 1).sum()
+
+
+def ipa_loss(
+    logps: Tensor,
+    old_logps: Tensor,
+    sampler_logps: Tensor,
+    chunk_ids: Tensor,
+    chunk_returns: Tensor,
+    rewards: Tensor,
+    *,
+    ratio_level: Level = "chunk",
+    mask_level: Level = "chunk",
+    mismatch_threshold: float = 1.02,
+    aggregation: Aggregation = "token",
+    num_items: float | Tensor | None = None,
+    positive_ratio: bool = False,
+) -> LossOutput:
+    """The loss whose gradient is minus eq. 9 over N; with the switches of OBJECTIVES, eqs. 3-6.
+
+        rho_c = exp(mean over c of (log pi_theta - log pi_old)), m_c = 1[exp(mean over c of (log pi_old - log mu)) <= H]
+        R > 0:  sum_c m_c G_c sum_t grad log pi_theta(t)
+        R <= 0: sum_c m_c sg[clip(rho_c, 0, 1)] G_c sum_t grad log pi_theta(t)
+
+    m_c is one-sided and on another ratio than rho_c (eq. 8); a chunk's sign is its trajectory's; tokens are summed
+    without 1/|c|. A level says over which unit a ratio is averaged: at "sequence" it is the geometric mean over the
+    row's chunk tokens, one value per trajectory.
+
+    logps, old_logps, sampler_logps, chunk_returns (B, T) and rewards (B,) float, chunk_ids (B, T) int64. A row whose
+    reward is not finite is masked everywhere and moves no denominator; values outside chunks, NaN and inf too, change
+    neither loss nor gradient. mismatch_threshold is H; infinity or mask_level "none" switch the mask off (default not
+    in the paper). aggregation: "token" S / N with N the tokens in chunks of scorable rows before the mask (our
+    default, not in the paper), "chunk" the mean over chunks of the mean over their tokens (not in the paper), "sum" S
+    (the paper's literal form). num_items: N over the global batch, see `count_items`. positive_ratio: the ratio also
+    where R > 0 (eq. 4). float64 stays float64; half precision is computed in float32.
+
+    Two chunks of a failed trajectory; the first became twice as likely (clipped to 1), the second half as likely:
+
+    >>> old, ids = torch.tensor([[-2.0, -2.0, 0.0, -2.0]]), torch.tensor([[0, 0, -1, 1]])
+    >>> logps = (old + math.log(2) * torch.tensor([[1.0, 1.0, 0.0, -1.0]])).requires_grad_()
+    >>> out = ipa_loss(logps, old, old, ids, torch.full((1, 4), -1.0), torch.tensor([-1.0]), aggregation="sum")
+    >>> out.loss.backward()
+    >>> logps.grad
+    tensor([[1.0000, 1.0000, 0.0000, 0.5000]])
+    """
+    dtype = torch.promote_types(logps.dtype, torch.float32)
+    inside = _scored(chunk_ids, rewards)
+    # where() before any arithmetic: 0 * NaN is NaN, in the gradient too.
+    theta, old, mu, gain = (
+        torch.where(inside, values, 0.0).to(dtype) for values in (logps, old_logps, sampler_logps, chunk_returns)
+    )
+    chunks = _Chunks(chunk_ids, inside, dtype)
+    with torch.no_grad():
+        log_ratio, mismatch = theta - old, old - mu
+        chunk_ratio, chunk_mismatch = chunks.mean(log_ratio), chunks.mean(mismatch)
+        ratio = chunks.at_level(log_ratio, chunk_ratio, ratio_level)
+        keep = chunks.at_level(mismatch, chunk_mismatch, mask_level) <= math.log(mismatch_threshold)
+        if mask_level == "none":
+            keep = torch.ones_like(keep)  # H < 1 would mask everything
+        positive = (rewards > 0)[:, None]  # (B, 1)
+        clipped = ratio.clamp(max=0).exp()  # clip(rho, 0, 1)
+        scale = clipped if positive_ratio else torch.where(positive, 1.0, clipped)
+        weight = torch.where(keep, scale * gain, 0.0)  # (B, T), 0 outside because gain is
+        metrics = _metrics(chunks, log_ratio, mismatch, chunk_ratio, chunk_mismatch, ratio, keep, weight, positive)
+    return LossOutput(-chunks.reduce(weight * theta, aggregation, num_items), metrics)
+
+
+def imitation_loss(
+    logps: Tensor,
+    chunk_ids: Tensor,
+    chunk_returns: Tensor,
+    *,
+    aggregation: Aggregation = "token",
+    num_items: float | Tensor | None = None,
+) -> Tensor:
+    """Weighted NLL of the expert chunks c*_1..c*_f (eq. 10, left): -sum_k G_k sum_t log pi_theta(t), over N.
+
+    chunk_ids are the il_chunk_ids of expert rows, one row per fork and batch; chunk_returns the G of the expert's own
+    successful trajectory (K of the whole trajectory, not f). The paper also writes a factor pi_theta(c*_k); we read it
+    as the sampling weight of the sum and drop it: our reading.
+
+    >>> imitation_loss(torch.tensor([[-3.0, -1.0]]), torch.tensor([[-1, 0]]), torch.tensor([[0.0, 0.5]]))
+    tensor(0.5000)
+    """
+    dtype = torch.promote_types(logps.dtype, torch.float32)
+    inside = chunk_ids >= 0
+    theta, gain = (torch.where(inside, values, 0.0).to(dtype) for values in (logps, chunk_returns))
+    return -_Chunks(chunk_ids, inside, dtype).reduce(gain * theta, aggregation, num_items)
+
+
+def _metrics(
+    chunks: _Chunks,
+    log_ratio: Tensor,
+    mismatch: Tensor,
+    chunk_ratio: Tensor,
+    chunk_mismatch: Tensor,
+    ratio: Tensor,
+    keep: Tensor,
+    weight: Tensor,
+    positive: Tensor,
+) -> dict[str, Tensor]:
+    """The pairs of METRICS, from values already at hand; tokens count 1/|c| where a share of chunks is meant."""
+    per_chunk, present = chunks.inverse_size(), chunks.present.clone()
+    present[:, 0] = False
+    tokens, count, negatives = chunks.inside.sum(), present.sum(), (present & ~positive).sum()
+    row_mass = weight.abs().sum(dim=1, keepdim=True)  # (B, 1)
+    mass, positive_mass = row_mass.sum(), (row_mass * positive).sum()
+    gap, step = mismatch.abs(), log_ratio.abs()
+    tails = torch.tensor([0.01, 0.99], dtype=gap.dtype, device=gap.device)
+    low_high = []
+    for values in (chunk_mismatch, chunk_ratio):
+        ratios = values[present].exp()
+        low_high += list(ratios.quantile(tails) if len(ratios) else torch.zeros_like(tails))
+    pairs = [
+        ((per_chunk * ~keep).sum(), count),
+        ((per_chunk * ((ratio > 0) & ~positive)).sum(), negatives),
+        (positive_mass, mass),
+        (mass - positive_mass, mass),
+        *((gap.sum(), tokens), (gap.max(), tokens), (step.sum(), tokens), (step.max(), tokens)),
+        *((value, count) for value in low_high),
+    ]
+    return {name: torch.stack([v, n.to(v.dtype)]) for name, (v, n) in zip(METRICS, pairs, strict=True)}
+
+
+def merge_metrics(stacked: Tensor) -> dict[str, float]:
+    """One number per metric from those of several micro-batches or ranks; NaN where nothing was counted.
+
+    stacked (n, len(METRICS), 2): `torch.stack(list(output.metrics.values()))` of each. Means and shares are pooled;
+    for *_max, *_p01 and *_p99 the worst part is reported.
+    """
+    merged = {}
+    for name, pairs in zip(METRICS, stacked.double().unbind(dim=1), strict=True):
+        value, count = pairs[pairs[:, 1] > 0].unbind(dim=1)
+        if not len(value):
+            merged[name] = math.nan
+        elif name.endswith(("_max", "_p99")):
+            merged[name] = value.max().item()
+        elif name.endswith("_p01"):
+            merged[name] = value.min().item()
+        else:
+            merged[name] = (value.sum() / count.sum()).item()
+    return merged
+
+
+@torch.no_grad()
+def calibrate(old_logps: Tensor, sampler_logps: Tensor, chunk_ids: Tensor, level: Level) -> dict[str, float]:
+    """Percentiles of pi_old / mu over the units of a level, and a proposed H: its 99th percentile (not in the paper).
+
+    Arguments as in `ipa_loss`; level token, chunk or sequence. Keys: count, p1, p50, p90, p99, max, proposed. The
+    proposal is at least 1.001: nearer to 1 a mask would fire on rounding. ValueError: no chunk in the batch.
+    """
+    inside = chunk_ids >= 0
+    mismatch = (torch.where(inside, old_logps, 0.0) - torch.where(inside, sampler_logps, 0.0)).double()
+    chunks = _Chunks(chunk_ids, inside, mismatch.dtype)
+    per_unit = chunks.at_level(mismatch, chunks.mean(mismatch), level).expand_as(mismatch)
+    first = inside  # the tokens that stand for their unit: all, or the first of each chunk or row
+    if level in ("chunk", "sequence"):
+        unit = chunks.slot if level == "chunk" else inside.long()
+        first = inside & (unit > torch.nn.functional.pad(unit.cummax(dim=1).values, (1, 0))[:, :-1])
+    ratios = per_unit[first].exp()
+    if not len(ratios):
+        raise ValueError("no chunk in the batch: nothing to calibrate the mismatch threshold on")
+    points = {"p1": 0.01, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    result = {name: ratios.quantile(q).item() for name, q in points.items()}
+    return {"count": float(len(ratios)), **result, "proposed": max(result["p99"], 1.001)}
