@@ -55,7 +55,8 @@ def chunk_ids(trajectory: Trajectory, *, expert: bool = False) -> list[int]:
     >>> turns = [Turn([5, 2], [-0.1, -0.2], "ls", ["ls"], "a", [7]), Turn([6], [-0.3], "cat a", ["cat a"], "b", [8])]
     >>> chunk_ids(Trajectory(task, [1], turns))
     [0, 0, -1, 1]
-    >>> chunk_ids(Trajectory(task, [1], turns, start=1)), chunk_ids(Trajectory(task, [1], turns, start=1), expert=True)
+    >>> resumed = Trajectory(task, [1], turns, start=1)
+    >>> chunk_ids(resumed), chunk_ids(resumed, expert=True)
     ([-1, -1, -1, 0], [0, 0, -1, -1])
     """
     ids: list[int] = []
@@ -77,7 +78,7 @@ def validate_chunk_ids(ids: Iterable[int]) -> int:
         if value == OUTSIDE:
             continue
         if value not in (last, last + 1):
-            raise ValueError(f"chunk id {value} at token {position} follows chunk {last}: ids must be 0..K-1 in order")
+            raise ValueError(f"chunk id {value} at token {position} follows {last}: ids must be 0..K-1 in order")
         last = value
     return last + 1
 

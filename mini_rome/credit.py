@@ -11,8 +11,8 @@ def chunk_returns(
 ) -> Tensor:
     """G_k = gamma^(K-k) R for every token of chunk k: the last chunk gets R itself (eq. 7).
 
-    The paper writes gamma^Delta(j, k) and leaves j undefined; j = K is the authors' later account. gamma = 1 gives the
-    trajectory reward of eqs. 3-6.
+    The paper writes gamma^Delta(j, k) and leaves j undefined; j = K is the authors' later account. gamma = 1 gives
+    the trajectory reward of eqs. 3-6.
 
     chunk_ids (B, T) int64, 0..K-1 and -1 outside; rewards (B,), NaN for a row that cannot be scored (its G is 0; the
     loss masks the row). num_chunks: K where the row shows only the first chunks of a trajectory, an int or (B,); by
