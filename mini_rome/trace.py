@@ -20,10 +20,17 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerBase
 
 from mini_rome.errors import ConfigError
-from mini_rome.types import StepResult, Task, Trajectory, Turn
+from mini_rome.types import StepResult, Trajectory
 
 IM_START, IM_END, CALL, CALL_END = "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"
 _CALL = re.compile(re.escape(CALL) + r"(.*?)" + re.escape(CALL_END), re.DOTALL)
+
+_FAILURES = {
+    "timeout": "[timed out]",
+    "oom": "[out of memory]",
+    "output_limit": "[output limit]",
+    "pids_limit": "[too many processes]",
+}
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -139,19 +146,12 @@ class ChatFormat:
 
 def shown(result: StepResult) -> str:
     """The observation text of a step: the output, then what a prompt would show of a failure."""
-    notes = {"timeout": "[timed out]", "oom": "[out of memory]", "output_limit": "[output limit]",
-             "pids_limit": "[too many processes]"}
     lines = [result.output.rstrip("\n")] if result.output.strip("\n") else []
-    if result.status in notes:
-        lines.append(notes[result.status])
+    if result.status in _FAILURES:
+        lines.append(_FAILURES[result.status])
     elif result.exit_code:
         lines.append(f"[exit {result.exit_code}]")
     return "\n".join(lines)
-
-
-def open_trajectory(chat: ChatFormat, task: Task, **fields) -> Trajectory:
-    """A trajectory with its prompt and no turn yet."""
-    return Trajectory(task=task, prompt_ids=chat.prompt(task.instruction), turns=[], **fields)
 
 
 def context_ids(trajectory: Trajectory) -> list[int]:
@@ -162,9 +162,3 @@ def context_ids(trajectory: Trajectory) -> list[int]:
         ids += turn.observation_ids
     return ids
 
-
-def expert_turn(chat: ChatFormat, command: str, submit: bool) -> Turn:
-    """A turn written by a script instead of the policy; its log-probs are not known and count as 0."""
-    ids = chat.response(command, submit)
-    return Turn(ids=ids, logprobs=[0.0] * len(ids), text=chat.decode(ids[:-1]), commands=[command],
-                submitted=submit, source="expert")

@@ -7,6 +7,7 @@ own, at temperature 1 and before any top-p or top-k cut.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,5 +79,5 @@ class Sampler(ABC):
         """Sample with these weights from now on."""
 
     @abstractmethod
-    def forget(self) -> None:
-        """Drop what is kept of past contexts; the next request of every episode starts from nothing."""
+    def forget(self, episodes: Collection[int] | None = None) -> None:
+        """Drop what is kept of these episodes' contexts, or of all: their next request starts from nothing."""

@@ -7,10 +7,11 @@ length share one cache with holes: a slot that a row does not use is masked and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from mini_rome.sampler.base import Completion, Request, Sampler, SamplingParams, uniforms
@@ -41,25 +42,42 @@ def draw(log_probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 class _Context:
-    """The cache of some episodes: for each row its ids, and which of the shared slots it uses."""
+    """What is kept of some episodes: per row its ids, the slots it uses, and per layer keys and values (B, H, S, D)."""
 
-    def __init__(self, episodes: list[int], cache: DynamicCache, mask: torch.Tensor, ids: list[list[int]]) -> None:
+    def __init__(
+        self, episodes: list[int], ids: list[list[int]], mask: torch.Tensor, layers: list[tuple[torch.Tensor, ...]]
+    ) -> None:
         self.episodes = episodes
-        self.cache = cache
-        self.mask = mask  # (B, S) bool
         self.ids = ids
+        self.mask = mask  # (B, S) bool
+        self.layers = layers
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, and only the slots one of them uses."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.mask.device)
-        self.mask = self.mask[index]
-        slots = self.mask.any(0).nonzero().squeeze(-1)
-        for layer in self.cache.layers:
-            layer.keys = layer.keys[index][:, :, slots]
-            layer.values = layer.values[index][:, :, slots]
-        self.mask = self.mask[:, slots]
-        self.episodes = [self.episodes[row] for row in rows]
-        self.ids = [self.ids[row] for row in rows]
+    def rows(self, index: Sequence[int]) -> _Context:
+        """These rows only, and only the slots that one of them uses."""
+        if list(index) == list(range(len(self.episodes))):
+            return self
+        at = torch.tensor(index, dtype=torch.long, device=self.mask.device)
+        mask = self.mask[at]
+        slots = mask.any(0).nonzero().squeeze(-1)
+        layers = [tuple(tensor[at][:, :, slots] for tensor in layer) for layer in self.layers]
+        return _Context([self.episodes[i] for i in index], [self.ids[i] for i in index], mask[:, slots], layers)
+
+    @staticmethod
+    def join(parts: list[_Context]) -> _Context:
+        """The rows of all parts, padded on the left to one number of slots."""
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.mask.size(1) for part in parts)
+        mask = torch.cat([pad(part.mask, (width - part.mask.size(1), 0)) for part in parts])
+        layers = [
+            tuple(
+                torch.cat([pad(tensor, (0, 0, width - tensor.size(2), 0)) for tensor in column])
+                for column in zip(*layer, strict=True)
+            )
+            for layer in zip(*(part.layers for part in parts), strict=True)
+        ]
+        episodes = [episode for part in parts for episode in part.episodes]
+        return _Context(episodes, [ids for part in parts for ids in part.ids], mask, layers)
 
 
 class TransformersSampler(Sampler):
@@ -74,7 +92,8 @@ class TransformersSampler(Sampler):
     def __init__(self, model: PreTrainedModel, stop_id: int, dtype: torch.dtype | None = None) -> None:
         self.stop_id = stop_id
         self.dtype = dtype
-        self._context: _Context | None = None
+        self._kept: list[_Context] = []
+        self._forgotten: set[int] = set()
         self.sync(model, version=0)
 
     def sync(self, model: PreTrainedModel, version: int) -> None:
@@ -82,8 +101,11 @@ class TransformersSampler(Sampler):
         self.version = version
         self.forget()
 
-    def forget(self) -> None:
-        self._context = None
+    def forget(self, episodes: Collection[int] | None = None) -> None:
+        if episodes is None:
+            self._kept, self._forgotten = [], set()
+        else:
+            self._forgotten |= set(episodes)
 
     @torch.inference_mode()
     def generate(self, requests: list[Request], params: SamplingParams) -> list[Completion]:
@@ -97,12 +119,33 @@ class TransformersSampler(Sampler):
             self._model.train(was_training)
 
     def _generate(self, requests: list[Request], params: SamplingParams) -> list[Completion]:
-        context = self._resume(requests)
-        uniform = np.stack([uniforms(request.key, params.max_new_tokens) for request in requests])
-        uniform = torch.from_numpy(uniform).to(self._model.device)
-        fresh = [request.ids[len(ids) :] for request, ids in zip(requests, context.ids, strict=True)]
-        logits = self._feed(context, fresh)
-        alive = torch.ones(len(requests), dtype=torch.bool, device=logits.device)
+        context = self._recall(requests)
+        # Requests are answered in the order of the context's rows and put back in theirs at the end.
+        order = {episode: row for row, episode in enumerate(context.episodes)}
+        requests_by_row = sorted(requests, key=lambda request: order[request.episode])
+        fresh = [request.ids[len(ids) :] for request, ids in zip(requests_by_row, context.ids, strict=True)]
+        uniform = np.stack([uniforms(request.key, params.max_new_tokens) for request in requests_by_row])
+        tokens, scores, lengths = self._sample(context, fresh, torch.from_numpy(uniform), params)
+        for ids, new, row, length in zip(context.ids, fresh, tokens, lengths, strict=True):
+            # The last token was sampled but not fed: it belongs to the next request's new tokens.
+            ids += [*new, *row[: length - 1]]
+        self._kept.append(context)
+        completions = [
+            Completion(row[:length], score[:length], self.version)
+            for row, score, length in zip(tokens, scores, lengths, strict=True)
+        ]
+        return [completions[order[request.episode]] for request in requests]
+
+    def _sample(
+        self, context: _Context, fresh: list[list[int]], uniform: torch.Tensor, params: SamplingParams
+    ) -> tuple[list[list[int]], list[list[float]], list[int]]:
+        """Draw until every row has stopped: tokens and their log-probs (B, steps), and each row's length."""
+        cache = DynamicCache(config=self._model.config)
+        for index, (keys, values) in enumerate(context.layers):
+            cache.update(keys, values, index)
+        logits = self._feed(context, cache, fresh)
+        uniform = uniform.to(logits.device)
+        alive = torch.ones(len(fresh), dtype=torch.bool, device=logits.device)
         tokens, scores, kept = [], [], []
         for position in range(params.max_new_tokens):
             log_probs = torch.log_softmax(logits.float(), dim=-1)
@@ -113,46 +156,55 @@ class TransformersSampler(Sampler):
             alive = alive & (token != self.stop_id)
             if position + 1 == params.max_new_tokens or not alive.any():
                 break
-            logits = self._feed_one(context, token, alive)
-        lengths = torch.stack(kept).sum(0).tolist()
-        token_rows, score_rows = torch.stack(tokens, 1).tolist(), torch.stack(scores, 1).tolist()
-        for ids, new, row, length in zip(context.ids, fresh, token_rows, lengths, strict=True):
-            # The last token was sampled but not fed: it belongs to the next request's new tokens.
-            ids += [*new, *row[: length - 1]]
-        return [
-            Completion(row[:length], score[:length], self.version)
-            for row, score, length in zip(token_rows, score_rows, lengths, strict=True)
+            logits = self._forward(context, cache, token.unsqueeze(-1), alive.unsqueeze(-1))
+        context.layers = [(layer.keys, layer.values) for layer in cache.layers]
+        return torch.stack(tokens, 1).tolist(), torch.stack(scores, 1).tolist(), torch.stack(kept).sum(0).tolist()
+
+    def _recall(self, requests: list[Request]) -> _Context:
+        """The kept rows of these episodes whose past is unchanged, and empty rows for the others."""
+        wanted = {request.episode: request.ids for request in requests}
+        if len(wanted) != len(requests):
+            raise ValueError("two requests of one episode in a batch")
+        parts, kept = [], []
+        for context in self._kept:
+            mine, others = [], []
+            for row, episode in enumerate(context.episodes):
+                past = context.ids[row]
+                if episode in wanted and len(past) < len(wanted[episode]) and wanted[episode][: len(past)] == past:
+                    mine.append(row)
+                elif episode not in wanted and episode not in self._forgotten:
+                    others.append(row)
+            if mine:
+                parts.append(context.rows(mine))
+            if others:
+                kept.append(context.rows(others))
+        self._kept = kept
+        known = {episode for part in parts for episode in part.episodes}
+        unknown = [episode for episode in wanted if episode not in known]
+        if unknown:
+            parts.append(self._empty(unknown))
+        return _Context.join(parts)
+
+    def _empty(self, episodes: list[int]) -> _Context:
+        config, count, device = self._model.config, len(episodes), self._model.device
+        shape = (count, config.num_key_value_heads, 0, config.head_dim)
+        layers = [
+            (torch.zeros(shape, dtype=self._model.dtype, device=device),) * 2 for _ in range(config.num_hidden_layers)
         ]
+        mask = torch.zeros((count, 0), dtype=torch.bool, device=device)
+        return _Context(episodes, [[] for _ in episodes], mask, layers)
 
-    def _resume(self, requests: list[Request]) -> _Context:
-        """The kept cache when it covers exactly a subset of its episodes with unchanged pasts, else an empty one."""
-        context, episodes = self._context, [request.episode for request in requests]
-        rows = {episode: row for row, episode in enumerate(context.episodes)} if context else {}
-        usable = context is not None and all(
-            request.episode in rows and request.ids[: len(context.ids[rows[request.episode]])]
-            == context.ids[rows[request.episode]] != request.ids
-            for request in requests
-        )
-        if context is not None and usable:
-            if episodes != context.episodes:
-                context.select([rows[episode] for episode in episodes])
-            return context
-        mask = torch.zeros((len(requests), 0), dtype=torch.bool, device=self._model.device)
-        self._context = _Context(episodes, DynamicCache(config=self._model.config), mask, [[] for _ in requests])
-        return self._context
-
-    def _feed(self, context: _Context, fresh: list[list[int]]) -> torch.Tensor:
+    def _feed(self, context: _Context, cache: DynamicCache, fresh: list[list[int]]) -> torch.Tensor:
         """Run the new ids of every row, padded on the left; returns the logits after the last one, (B, V)."""
         width = max(len(ids) for ids in fresh)
         device = context.mask.device
         block = torch.tensor([[0] * (width - len(ids)) + ids for ids in fresh], device=device)
         used = torch.tensor([[False] * (width - len(ids)) + [True] * len(ids) for ids in fresh], device=device)
-        return self._forward(context, block, used)
+        return self._forward(context, cache, block, used)
 
-    def _feed_one(self, context: _Context, token: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
-        return self._forward(context, token.unsqueeze(-1), alive.unsqueeze(-1))
-
-    def _forward(self, context: _Context, block: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    def _forward(
+        self, context: _Context, cache: DynamicCache, block: torch.Tensor, used: torch.Tensor
+    ) -> torch.Tensor:
         past = context.mask.sum(1, keepdim=True)
         position = (past + used.long().cumsum(1) - 1).clamp(min=0)
         context.mask = torch.cat([context.mask, used], dim=1)
@@ -160,7 +212,7 @@ class TransformersSampler(Sampler):
             input_ids=block,
             attention_mask=context.mask.long(),
             position_ids=position,
-            past_key_values=context.cache,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )

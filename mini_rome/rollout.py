@@ -1,0 +1,187 @@
+"""Many episodes at once: the sampler answers whatever episodes are ready, the sandboxes run meanwhile.
+
+There is no barrier per turn on a real sandbox: a slow command holds up its own episode only. On the simulated one
+commands take no time, so all episodes go in step and a run is reproducible bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+from mini_rome.agent import Agent
+from mini_rome.env import Env
+from mini_rome.errors import SandboxError
+from mini_rome.experts import Start
+from mini_rome.resample import refill
+from mini_rome.sampler.base import Sampler, SamplingParams
+from mini_rome.sandbox import Pool
+from mini_rome.trace import ChatFormat
+from mini_rome.types import Trajectory
+
+Progress = Callable[[int, int], None]
+
+ATTEMPT = 1 << 20  # episode numbers of a resampled rollout: the same start and seed, other random numbers
+GATHER_S = 0.05  # how long the sampler waits for more episodes once one is ready (docker only)
+
+
+class Rollout:
+    """Runs episodes from given starts with one sampler and one pool of boxes."""
+
+    def __init__(
+        self,
+        chat: ChatFormat,
+        sampler: Sampler,
+        pool: Pool,
+        *,
+        seed: int = 0,
+        extra_turns: int = 4,
+        max_context: int = 4096,
+        resample_cap: int = 2,
+        max_infra_share: float = 0.05,
+    ) -> None:
+        """extra_turns: responses allowed beyond the expert's K. resample_cap: tries for a rollout that the
+        infrastructure spoiled. max_infra_share: above it (of 40 episodes or more) the run stops with a message."""
+        self.chat, self.sampler, self.pool, self.seed = chat, sampler, pool, seed
+        self.extra_turns, self.max_context = extra_turns, max_context
+        self.resample_cap, self.max_infra_share = resample_cap, max_infra_share
+        self.episodes = 0
+        self.infra: Counter[str] = Counter()
+
+    @property
+    def backend(self) -> str:
+        return self.pool.backend
+
+    def collect(
+        self,
+        starts: Sequence[Start],
+        params: SamplingParams,
+        *,
+        step: int = 0,
+        first_episode: int = 0,
+        progress: Progress | None = None,
+    ) -> list[Trajectory]:
+        """One trajectory per start, in order; its randomness depends on (seed, step, episode, turn) alone.
+
+        first_episode: number of the first episode in the whole step's plan, so that ranks draw what one rank would.
+        Rollouts that the infrastructure spoiled are run again, then left with reward None.
+        """
+        numbers = range(first_episode, first_episode + len(starts))
+        trajectories = self._run(list(zip(numbers, starts, strict=True)), params, step, progress)
+        attempt = 0
+
+        def again(indices: list[int]) -> list[Trajectory]:
+            nonlocal attempt
+            attempt += 1
+            episodes = [(first_episode + index + attempt * ATTEMPT, starts[index]) for index in indices]
+            return self._run(episodes, params, step, None)
+
+        trajectories, causes = refill(trajectories, again, cap=self.resample_cap)
+        self.episodes += len(starts)
+        self.infra.update(causes)
+        self._check_infra()
+        return trajectories
+
+    def _check_infra(self) -> None:
+        spoiled = sum(self.infra.values())
+        if self.episodes >= 40 and spoiled > self.max_infra_share * self.episodes:
+            causes = ", ".join(f"{cause}: {count}" for cause, count in self.infra.most_common())
+            raise SandboxError(
+                f"{spoiled} of {self.episodes} episodes were spoiled by the infrastructure, more than "
+                f"{self.max_infra_share:.0%} ({causes}). Nothing was trained on them; see `mini-rome doctor`."
+            )
+
+    def _run(
+        self, episodes: list[tuple[int, Start]], params: SamplingParams, step: int, progress: Progress | None
+    ) -> list[Trajectory]:
+        results: dict[int, Trajectory] = {}
+        with self._workers(len(episodes)) as submit:
+            size = max(1, self.pool.size)
+            for begin in range(0, len(episodes), size):  # no more episodes at once than there are boxes
+                part = episodes[begin : begin + size]
+                for trajectory in self._drive(part, params, step, submit):
+                    results[trajectory.episode] = trajectory
+                    if progress is not None:
+                        progress(len(results), len(episodes))
+        self.sampler.forget()
+        return [results[episode] for episode, _ in episodes]
+
+    @contextmanager
+    def _workers(self, count: int) -> Iterator[Callable[..., Future]]:
+        """A function that runs a call in a thread, or at once where the sandbox is simulated."""
+        if self.pool.backend == "sim":
+            yield _run_now
+            return
+        with ThreadPoolExecutor(max_workers=min(count, 32), thread_name_prefix="episode") as executor:
+            yield executor.submit
+
+    def _drive(
+        self, episodes: list[tuple[int, Start]], params: SamplingParams, step: int, submit: Callable[..., Future]
+    ) -> Iterator[Trajectory]:
+        """Alternate between asking the sampler for the ready episodes and waiting for sandboxes."""
+        running = {
+            submit(_Runner.begin, self, number, start, params, step): number for number, start in episodes
+        }
+        while running:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            if len(done) < len(running):  # let those that are about to finish join the batch
+                done, _ = wait(running, timeout=GATHER_S)
+            # In the order of the plan, whatever thread was first: the same batch gives the same rounding.
+            runners = sorted((future.result() for future in done), key=lambda runner: runner.number)
+            for future in done:
+                del running[future]
+            finished = [runner for runner in runners if runner.done]
+            ready = [runner for runner in runners if not runner.done]
+            self.sampler.forget([runner.number for runner in finished])
+            completions = self.sampler.generate([runner.agent.request() for runner in ready], params)
+            for runner, completion in zip(ready, completions, strict=True):
+                running[submit(runner.act, completion)] = runner.number
+            yield from (runner.trajectory for runner in finished)
+
+
+class _Runner:
+    """One episode: its environment and agent, and the trajectory whatever happens to them."""
+
+    def __init__(self, number: int, env: Env, trajectory: Trajectory) -> None:
+        self.number, self.env, self.trajectory = number, env, trajectory
+        self.agent: Agent
+        self.done = False
+
+    @classmethod
+    def begin(cls, rollout: Rollout, number: int, start: Start, params: SamplingParams, step: int) -> _Runner:
+        env = Env(start.task, rollout.pool, max_turns=start.task.chunks + rollout.extra_turns)
+        empty = Trajectory(task=start.task, prompt_ids=rollout.chat.prompt(start.task.instruction), turns=[],
+                           backend=rollout.backend, seed=rollout.seed, episode=number)
+        runner = cls(number, env, empty)
+        with runner.guard():
+            runner.trajectory = start.open(rollout.chat, env, rollout.seed, number)
+            runner.agent = Agent(rollout.chat, env, runner.trajectory, params, (rollout.seed, step),
+                                 rollout.max_context)
+        return runner
+
+    def act(self, completion) -> _Runner:
+        with self.guard():
+            self.agent.execute(completion)
+            self.done = self.agent.done
+        if self.done:
+            self.env.close()
+        return self
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """A sandbox that fails ends the episode unscored (reward None); it never becomes a reward of 0."""
+        try:
+            yield
+        except SandboxError as error:
+            self.trajectory.reward = None
+            self.trajectory.reason = type(error).__name__
+            self.done = True
+            self.env.close()
+
+
+def _run_now(function: Callable, *args: object) -> Future:
+    future: Future = Future()
+    future.set_result(function(*args))
+    return future
