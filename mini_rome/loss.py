@@ -2,8 +2,8 @@
 
 Three policies, never one in place of another: `logps` are log pi_theta (the forward of this step, with gradient),
 `old_logps` are log pi_old (the trainer's weights of the version that sampled the chunk), `sampler_logps` are log mu
-(recorded when the tokens were sampled). mu is the measure the trajectories are drawn from; it is no factor of the loss.
-There is no KL, entropy, critic, baseline or group normalisation in these equations.
+(recorded when the tokens were sampled). mu is the measure the trajectories are drawn from; it is no factor of the
+loss. There is no KL, entropy, critic, baseline or group normalisation in these equations.
 """
 
 from __future__ import annotations
@@ -54,48 +54,53 @@ class LossOutput:
 
 
 class _Chunks:
-    """Sums per chunk and back to tokens, by scatter and gather on (B, K + 1); slot 0 collects what is in no chunk."""
+    """Means over chunks by scatter into (B, K + 1), and back to tokens by gather; slot 0 takes what is outside."""
 
     def __init__(self, chunk_ids: Tensor, inside: Tensor, dtype: torch.dtype) -> None:
         self.inside = inside  # (B, T) bool
-        self.slot = torch.where(inside, chunk_ids + 1, 0)  # (B, T)
+        self.slot = chunk_ids + 1  # (B, T)
         self.zeros = torch.zeros(len(chunk_ids), int(self.slot.max()) + 1, dtype=dtype, device=chunk_ids.device)
-        self.size = self.zeros.scatter_add(1, self.slot, inside.to(dtype))  # (B, K + 1) tokens per chunk
+        self.size = self.zeros.scatter_add(1, self.slot, inside.to(dtype))  # (B, K + 1), |c|; 0 in slot 0
         self.present = self.size > 0
 
-    def mean(self, values: Tensor) -> Tensor:  # (B, T), 0 outside -> (B, K + 1)
+    def only(self, values: Tensor) -> Tensor:
+        """0 outside chunks, by where(): 0 * NaN would be NaN, in the gradient too."""
+        return torch.where(self.inside, values, 0.0).to(self.zeros.dtype)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(B, T), 0 outside -> (B, K + 1)."""
         return self.zeros.scatter_add(1, self.slot, values) / self.size.clamp(min=1)
 
-    def spread(self, per_chunk: Tensor) -> Tensor:  # (B, K + 1) -> (B, T)
-        return per_chunk.gather(1, self.slot)
-
-    def at_level(self, values: Tensor, chunk_mean: Tensor, level: Level) -> Tensor:
-        """Mean of values (B, T) over the unit of the level, broadcastable to (B, T): one value for all its tokens."""
+    def unit_mean(self, values: Tensor, chunk_mean: Tensor, level: Level) -> Tensor:
+        """Mean of values over the level's unit: (B, T) at level "token", else (B, K + 1)."""
         if level == "none":
-            return torch.zeros_like(values[:, :1])
+            return self.zeros
         if level == "token":
             return values
         if level == "chunk":
-            return self.spread(chunk_mean)
+            return chunk_mean
         if level == "sequence":
-            return values.sum(dim=1, keepdim=True) / self.inside.sum(dim=1, keepdim=True).clamp(min=1)
+            share = self.size / self.size.sum(dim=1, keepdim=True).clamp(min=1)  # of the row's tokens
+            return (chunk_mean * share).sum(dim=1, keepdim=True).expand_as(chunk_mean)
         raise ValueError(f"level={level!r}: choose none, token, chunk or sequence")
 
-    def inverse_size(self) -> Tensor:  # (B, T): 1 / |c|, 0 outside
-        return torch.where(self.inside, self.spread(1.0 / self.size.clamp(min=1)), 0.0)
+    def per_token(self, unit: Tensor, level: Level) -> Tensor:
+        return unit if level == "token" else unit.gather(1, self.slot)
+
+    def per_chunk(self, unit: Tensor, level: Level) -> Tensor:
+        return self.mean(self.only(unit)) if level == "token" else unit * self.present
 
     def reduce(self, terms: Tensor, aggregation: Aggregation, num_items: float | Tensor | None) -> Tensor:
         """S / N of terms (B, T) that are 0 outside chunks; num_items replaces N and means nothing to "sum"."""
         if aggregation == "sum":
             return terms.sum()
         if aggregation == "token":
-            total, count = terms.sum(), self.inside.sum()
+            total, count = terms.sum(), self.size.sum()
         elif aggregation == "chunk":
-            total, count = (terms * self.inverse_size()).sum(), self.present[:, 1:].sum()
+            total, count = self.mean(terms).sum(), self.present.sum()
         else:
             raise ValueError(f"aggregation={aggregation!r}: choose token, chunk or sum")
-        items = count if num_items is None else torch.as_tensor(num_items, device=terms.device)
-        return total / items.clamp(min=1)
+        return total / (count if num_items is None else torch.as_tensor(num_items)).clamp(min=1)
 
 
 def _scored(chunk_ids: Tensor, rewards: Tensor) -> Tensor:  # (B, T) bool: in a chunk of a row that has a reward
@@ -131,7 +136,8 @@ def ipa_loss(
 ) -> LossOutput:
     """The loss whose gradient is minus eq. 9 over N; with the switches of OBJECTIVES, eqs. 3-6.
 
-        rho_c = exp(mean over c of (log pi_theta - log pi_old)), m_c = 1[exp(mean over c of (log pi_old - log mu)) <= H]
+        rho_c = exp(mean over c of (log pi_theta - log pi_old))
+        m_c = 1[exp(mean over c of (log pi_old - log mu)) <= H]
         R > 0:  sum_c m_c G_c sum_t grad log pi_theta(t)
         R <= 0: sum_c m_c sg[clip(rho_c, 0, 1)] G_c sum_t grad log pi_theta(t)
 
@@ -156,25 +162,31 @@ def ipa_loss(
     >>> logps.grad
     tensor([[1.0000, 1.0000, 0.0000, 0.5000]])
     """
+    if mismatch_threshold <= 0:
+        raise ValueError(f"mismatch_threshold={mismatch_threshold}: a bound on a ratio must be above 0")
     dtype = torch.promote_types(logps.dtype, torch.float32)
-    inside = _scored(chunk_ids, rewards)
-    # where() before any arithmetic: 0 * NaN is NaN, in the gradient too.
-    theta, old, mu, gain = (
-        torch.where(inside, values, 0.0).to(dtype) for values in (logps, old_logps, sampler_logps, chunk_returns)
-    )
-    chunks = _Chunks(chunk_ids, inside, dtype)
+    chunks = _Chunks(chunk_ids, _scored(chunk_ids, rewards), dtype)
+    theta = chunks.only(logps)
     with torch.no_grad():
-        log_ratio, mismatch = theta - old, old - mu
-        chunk_ratio, chunk_mismatch = chunks.mean(log_ratio), chunks.mean(mismatch)
-        ratio = chunks.at_level(log_ratio, chunk_ratio, ratio_level)
-        keep = chunks.at_level(mismatch, chunk_mismatch, mask_level) <= math.log(mismatch_threshold)
-        if mask_level == "none":
-            keep = torch.ones_like(keep)  # H < 1 would mask everything
         positive = (rewards > 0)[:, None]  # (B, 1)
-        clipped = ratio.clamp(max=0).exp()  # clip(rho, 0, 1)
-        scale = clipped if positive_ratio else torch.where(positive, 1.0, clipped)
-        weight = torch.where(keep, scale * gain, 0.0)  # (B, T), 0 outside because gain is
-        metrics = _metrics(chunks, log_ratio, mismatch, chunk_ratio, chunk_mismatch, ratio, keep, weight, positive)
+        log_ratio = chunks.only(theta - old_logps)
+        mismatch = chunks.only(old_logps.to(dtype) - sampler_logps)
+        chunk_ratio, chunk_mismatch = chunks.mean(log_ratio), chunks.mean(mismatch)
+        ratio = chunks.unit_mean(log_ratio, chunk_ratio, ratio_level)
+        limit = math.inf if mask_level == "none" else math.log(mismatch_threshold)
+        keep = chunks.unit_mean(mismatch, chunk_mismatch, mask_level) <= limit
+        scale = ratio.clamp(max=0).exp()  # clip(rho, 0, 1)
+        if not positive_ratio:
+            scale = torch.where(positive, 1.0, scale)
+        if "token" in (ratio_level, mask_level):
+            weight = chunks.per_token(scale, ratio_level) * chunks.per_token(keep, mask_level)
+        else:
+            weight = chunks.per_token(scale * keep, "chunk")  # one gather for both
+        weight = chunks.only(weight * chunk_returns)  # (B, T)
+        metrics = _metrics(
+            chunks, log_ratio, mismatch, chunk_ratio, chunk_mismatch, weight, positive,
+            masked=chunks.per_chunk(~keep, mask_level), clipped=chunks.per_chunk(ratio > 0, ratio_level),
+        )  # fmt: skip
     return LossOutput(-chunks.reduce(weight * theta, aggregation, num_items), metrics)
 
 
@@ -189,50 +201,44 @@ def imitation_loss(
     """Weighted NLL of the expert chunks c*_1..c*_f (eq. 10, left): -sum_k G_k sum_t log pi_theta(t), over N.
 
     chunk_ids are the il_chunk_ids of expert rows, one row per fork and batch; chunk_returns the G of the expert's own
-    successful trajectory (K of the whole trajectory, not f). The paper also writes a factor pi_theta(c*_k); we read it
-    as the sampling weight of the sum and drop it: our reading.
+    successful trajectory (K of the whole trajectory, not f). The paper also writes a factor pi_theta(c*_k); we read
+    it as the sampling weight of the sum and drop it: our reading.
 
     >>> imitation_loss(torch.tensor([[-3.0, -1.0]]), torch.tensor([[-1, 0]]), torch.tensor([[0.0, 0.5]]))
     tensor(0.5000)
     """
-    dtype = torch.promote_types(logps.dtype, torch.float32)
-    inside = chunk_ids >= 0
-    theta, gain = (torch.where(inside, values, 0.0).to(dtype) for values in (logps, chunk_returns))
-    return -_Chunks(chunk_ids, inside, dtype).reduce(gain * theta, aggregation, num_items)
+    chunks = _Chunks(chunk_ids, chunk_ids >= 0, torch.promote_types(logps.dtype, torch.float32))
+    return -chunks.reduce(chunks.only(chunk_returns) * chunks.only(logps), aggregation, num_items)
 
 
 def _metrics(
     chunks: _Chunks,
-    log_ratio: Tensor,
+    log_ratio: Tensor,  # (B, T), as are mismatch and weight
     mismatch: Tensor,
-    chunk_ratio: Tensor,
+    chunk_ratio: Tensor,  # (B, K + 1), as are chunk_mismatch, masked and clipped
     chunk_mismatch: Tensor,
-    ratio: Tensor,
-    keep: Tensor,
     weight: Tensor,
-    positive: Tensor,
+    positive: Tensor,  # (B, 1)
+    masked: Tensor,
+    clipped: Tensor,
 ) -> dict[str, Tensor]:
-    """The pairs of METRICS, from values already at hand; tokens count 1/|c| where a share of chunks is meant."""
-    per_chunk, present = chunks.inverse_size(), chunks.present.clone()
-    present[:, 0] = False
-    tokens, count, negatives = chunks.inside.sum(), present.sum(), (present & ~positive).sum()
+    tokens, count, negatives = (x.sum() for x in (chunks.size, chunks.present, chunks.present & ~positive))
     row_mass = weight.abs().sum(dim=1, keepdim=True)  # (B, 1)
     mass, positive_mass = row_mass.sum(), (row_mass * positive).sum()
     gap, step = mismatch.abs(), log_ratio.abs()
-    tails = torch.tensor([0.01, 0.99], dtype=gap.dtype, device=gap.device)
-    low_high = []
-    for values in (chunk_mismatch, chunk_ratio):
-        ratios = values[present].exp()
-        low_high += list(ratios.quantile(tails) if len(ratios) else torch.zeros_like(tails))
     pairs = [
-        ((per_chunk * ~keep).sum(), count),
-        ((per_chunk * ((ratio > 0) & ~positive)).sum(), negatives),
-        (positive_mass, mass),
-        (mass - positive_mass, mass),
+        (masked.sum(), count),
+        ((clipped * ~positive).sum(), negatives),
+        *((positive_mass, mass), (mass - positive_mass, mass)),
         *((gap.sum(), tokens), (gap.max(), tokens), (step.sum(), tokens), (step.max(), tokens)),
-        *((value, count) for value in low_high),
+        *((tail, count) for means in (chunk_mismatch, chunk_ratio) for tail in _tails(means[chunks.present].exp())),
     ]
     return {name: torch.stack([v, n.to(v.dtype)]) for name, (v, n) in zip(METRICS, pairs, strict=True)}
+
+
+def _tails(ratios: Tensor) -> Tensor:  # (n,) -> (2,): 1st and 99th percentile, 0 of nothing
+    points = ratios.new_tensor([0.01, 0.99])
+    return ratios.quantile(points) if len(ratios) else torch.zeros_like(points)
 
 
 def merge_metrics(stacked: Tensor) -> dict[str, float]:
@@ -262,15 +268,13 @@ def calibrate(old_logps: Tensor, sampler_logps: Tensor, chunk_ids: Tensor, level
     Arguments as in `ipa_loss`; level token, chunk or sequence. Keys: count, p1, p50, p90, p99, max, proposed. The
     proposal is at least 1.001: nearer to 1 a mask would fire on rounding. ValueError: no chunk in the batch.
     """
-    inside = chunk_ids >= 0
-    mismatch = (torch.where(inside, old_logps, 0.0) - torch.where(inside, sampler_logps, 0.0)).double()
-    chunks = _Chunks(chunk_ids, inside, mismatch.dtype)
-    per_unit = chunks.at_level(mismatch, chunks.mean(mismatch), level).expand_as(mismatch)
-    first = inside  # the tokens that stand for their unit: all, or the first of each chunk or row
-    if level in ("chunk", "sequence"):
-        unit = chunks.slot if level == "chunk" else inside.long()
-        first = inside & (unit > torch.nn.functional.pad(unit.cummax(dim=1).values, (1, 0))[:, :-1])
-    ratios = per_unit[first].exp()
+    chunks = _Chunks(chunk_ids, chunk_ids >= 0, torch.float64)
+    mismatch = chunks.only(old_logps.double() - sampler_logps.double())
+    unit = chunks.unit_mean(mismatch, chunks.mean(mismatch), level)
+    real = chunks.inside if level == "token" else chunks.present
+    if level == "sequence":
+        unit, real = unit[:, 0], real.any(dim=1)
+    ratios = unit[real].exp()
     if not len(ratios):
         raise ValueError("no chunk in the batch: nothing to calibrate the mismatch threshold on")
     points = {"p1": 0.01, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

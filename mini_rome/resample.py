@@ -1,8 +1,8 @@
 """Chunk-level initialised resampling (paper, section 3.2.4): where each rollout of a step starts, and from what.
 
 p is the number of expert chunks executed before the policy takes over, 0..K-1: the policy writes chunk p + 1, p = 0
-is the initial state and at p = K-1 one chunk is left. p is a function of (task, step) and of gathered results, never of
-a local index: every rank computes the whole plan of a step and takes its slice, and calls `update` with everybody's
+is the initial state and at p = K-1 one chunk is left. p is a function of (task, step) and of gathered results, never
+of a local index: every rank computes the whole plan of a step and takes its slice, and calls `update` with all
 results after the optimiser step, so that all ranks stay identical.
 
 The four siblings share one surface: starts, update, set_chunks, state_dict, load_state_dict.
