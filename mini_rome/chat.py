@@ -17,13 +17,14 @@ from rich.text import Text
 from mini_rome.agent import Agent
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError, MiniRomeError
+from mini_rome.experts import Start
 from mini_rome.model import load_model
 from mini_rome.runs import MODEL
 from mini_rome.sampler.base import Completion, Sampler, SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool
 from mini_rome.tasks import find_task
-from mini_rome.trace import CALL, CALL_END, ChatFormat, open_trajectory, shown
+from mini_rome.trace import CALL, CALL_END, ChatFormat, shown
 from mini_rome.types import Snapshot, Turn
 
 HELP = """\
@@ -47,8 +48,7 @@ class Session:
     @classmethod
     def open(cls, env: Env, form: ChatFormat, sampler: Sampler, params: SamplingParams, seed: int = 0) -> Session:
         """A session at the initial state of the environment's task. The caller closes env."""
-        env.reset(seed)
-        trajectory = open_trajectory(form, env.task, backend=env.box.backend, seed=seed)
+        trajectory = Start(env.task).open(form, env, seed, episode=0)
         return cls(Agent(form, env, trajectory, params, key=(seed, 0)), sampler)
 
     @property

@@ -201,3 +201,7 @@ def run_figure(options: argparse.Namespace) -> int:
 
     print(learning_curve(*locate(options.name)))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mini_rome import __version__, cli, doctor
+from mini_rome.doctor import Check
+from mini_rome.figures import COLUMNS
+from mini_rome.runs import write_csv, write_json
+
+
+def verbs(parser: ArgumentParser) -> Iterator[tuple[str, ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, _SubParsersAction):
+            for name, verb in action.choices.items():
+                yield name, verb
+                yield from ((f"{name} {inner}", child) for inner, child in verbs(verb))
+
+
+VERBS = dict(verbs(cli.build_parser()))
+
+
+def test_there_are_at_most_a_dozen_verbs() -> None:
+    assert 8 <= len([name for name in VERBS if " " not in name]) <= 12
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_reads_well_and_every_option_has_a_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*name.split(), "--help"])
+    assert stop.value.code == 0
+    assert VERBS[name].description
+    assert VERBS[name].description in " ".join(capsys.readouterr().out.split())
+    hidden = [action.dest for action in VERBS[name]._actions if not action.help and action.dest != "run"]
+    assert [dest for dest in hidden if dest != "==SUPPRESS=="] == []
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"mini-rome {__version__}\n"
+
+
+def test_an_error_is_its_text_on_stderr_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "mini_rome.cli", "tasks", "show", "nosuch"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("mini-rome: task 'nosuch' is unknown")
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_an_unknown_option_names_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["gc", "--forse"])
+    assert stop.value.code == 2 and "--forse" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "diagnose", interrupted)
+    assert cli.main(["doctor"]) == 130
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_tasks_show_prints_instruction_files_and_expert(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tasks", "show", "notes-k3-train-0"]) == 0
+    shown = capsys.readouterr().out
+    assert "K = 3" in shown and "expert:" in shown and "---" in shown
+
+
+def test_figure_draws_a_runs_curve_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"train_success": 0.5, "test_success": 0.25, "test_n": 100, "start_position": 3}
+    rows = [dict(zip(COLUMNS, ("ipa", 0, "all", 0, *item), strict=True)) for item in values.items()]
+    write_csv(tmp_path / "curve.csv", rows, COLUMNS)
+    write_json(tmp_path / "summary.json", {"backend": "sim"})
+    assert cli.main(["figure", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+
+
+def test_figure_of_an_unknown_name_says_what_it_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["figure", "nosuch"]) == 2
+    assert "recipes/results/nosuch.csv does not exist" in capsys.readouterr().err
+
+
+def test_doctor_exits_1_on_a_failed_check_only(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Check("a", "ok", "1"), Check("b", "note", "none", "start [it]")]
+    assert doctor.report(rows) == 0
+    assert "start [it]" in capsys.readouterr().out  # brackets are text, not markup
+    assert doctor.report([*rows, Check("c", "fail", "broken", "mend it")]) == 1
+    assert "1 of 3 checks failed" in capsys.readouterr().out
+
+
+def test_doctor_as_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.report([Check("c", "fail", "broken", "mend it")], as_json=True) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "ok": False,
+        "checks": [{"name": "c", "status": "fail", "found": "broken", "todo": "mend it"}],
+    }
+
+
+def test_doctor_finds_a_folder_it_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_writable(tmp_path / "new" / "runs").status == "ok"
+
+    def full(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
+    check = doctor.check_writable(tmp_path)
+    assert check.status == "fail" and "Read-only" in check.found and "--output_dir" in check.todo
+
+
+def test_doctor_without_an_engine_says_what_to_do_and_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    (check,) = doctor.check_docker()
+    assert check.status == "note" and "dockerd" in check.todo and "simulated" in check.todo

@@ -1,0 +1,113 @@
+"""The project as a whole: layout, versions, recipes' help, and the rule that a required engine is never skipped."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mini_rome import __version__
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.py"))
+TOP = {"mini_rome", "recipes", "sandboxes", "notebooks", "tests", ".ci"}
+FILES = {
+    *("pyproject.toml", "constraints.txt", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"),
+    *(".gitignore", ".pre-commit-config.yaml"),
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def git_files() -> list[str]:
+    done = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return done.stdout.splitlines()
+
+
+def test_nothing_stands_at_the_top_but_what_belongs_there() -> None:
+    tops = {name.split("/")[0] for name in git_files()}
+    assert tops <= TOP | FILES
+    assert tops >= FILES | {"mini_rome", "tests", ".ci"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_explains_itself(recipe: str) -> None:
+    command = [sys.executable, ROOT / "recipes" / recipe, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("usage:")
+    assert "--seed" in done.stdout and "Traceback" not in done.stderr
+    assert (ROOT / "recipes" / recipe).read_text().count('"""') >= 2, "a recipe begins with its story"
+
+
+def test_the_tested_versions_lie_inside_the_ranges() -> None:
+    from packaging.requirements import Requirement
+
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    pinned = {name.lower(): version for name, version in (line.split("==") for line in lines)}
+    extras = PROJECT["project"]["optional-dependencies"]
+    needs = PROJECT["project"]["dependencies"] + [line for name in extras if name != "vllm" for line in extras[name]]
+    requirements = [Requirement(need) for need in needs]
+    wrong = [need for need in requirements if not need.specifier.contains(pinned.get(need.name.lower(), "0"))]
+    assert len(requirements) >= 15 and wrong == []
+
+
+def test_the_changelog_has_this_version_or_unreleased_changes() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{__version__}]" in text or "## [Unreleased]" in text
+
+
+def test_ci_and_pre_commit_run_the_commands_of_make_lint() -> None:
+    lint = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
+    commands = re.findall(r"\$\(VENV\)/bin/(.+)", lint)
+    hooks = re.findall(r"entry: \.venv/bin/(.+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert commands == hooks and len(commands) == 2
+    assert "make lint" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_importing_the_command_loads_nothing_heavy() -> None:
+    code = "import sys, mini_rome.cli; mini_rome.cli.build_parser(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    loaded = set(done.stdout.split())
+    assert "mini_rome.cli" in loaded
+    assert not loaded & {"torch", "transformers", "docker", "matplotlib", "numpy", "rich"}
+
+
+SAMPLE = """
+import pytest
+
+@pytest.mark.docker
+def test_inside():
+    pytest.skip("the image is not there")
+
+@pytest.mark.docker
+@pytest.mark.skipif(True, reason="by condition")
+def test_condition():
+    pass
+
+@pytest.mark.skip(reason="needs nothing")
+def test_other():
+    pass
+"""
+
+
+@pytest.mark.parametrize(("required", "outcomes"), [("", {"skipped": 3}), ("1", {"errors": 2, "skipped": 1})])
+def test_a_skip_where_docker_is_required_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: str, outcomes: dict[str, int]
+) -> None:
+    # An address where nothing listens, so that the outcome is the same with and without an engine.
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    monkeypatch.setenv("MINI_ROME_REQUIRE_DOCKER", required)
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "test_sample.py").write_text(SAMPLE)
+    config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", *config, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    summary = done.stdout.strip().splitlines()[-1]
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (errors|skipped|passed)", summary)}
+    assert counts == outcomes, done.stdout
+    if not required:
+        assert "need docker were skipped" in done.stdout
