@@ -33,6 +33,10 @@ class SandboxFileError(SandboxError):
     """A read or write inside the box was refused. Says the path and why."""
 
 
+class SnapshotRefused(SandboxFileError):
+    """The work dir is beyond the caps or holds what no snapshot may: the agent's doing, not the sandbox's."""
+
+
 class CommandTooLong(SandboxError):
     """The command exceeds the transport's limit. Says the limit."""
 

@@ -1,0 +1,71 @@
+"""Sandboxes: one surface, two backends.
+
+`make` gives one box, `Pool` gives many, `resolve` says which backend `auto` means here and why. Plain subprocesses on
+the host are no backend: a model's command never runs there.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from mini_rome.errors import ConfigError, SandboxUnavailable
+from mini_rome.sandbox.base import (
+    Limits,
+    Sandbox,
+    Telemetry,
+    files_of_tar,
+    initial_snapshot,
+    run_id,
+    tar_of_files,
+    tree_hash,
+)
+from mini_rome.sandbox.pool import Pool
+
+__all__ = [
+    "BACKENDS", "Limits", "Pool", "Sandbox", "Telemetry", "files_of_tar", "initial_snapshot", "make", "resolve",
+    "run_id", "tar_of_files", "tree_hash",
+]  # fmt: skip
+
+BACKENDS = ("auto", "docker", "sim")
+_numbers = itertools.count()
+
+
+def resolve(backend: str = "auto") -> tuple[str, str]:
+    """(docker or sim, one line saying which and why). `auto` takes docker if an engine answers within 3 s.
+
+    Raises ConfigError for another name, SandboxUnavailable for `docker` where no engine answers.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"sandbox={backend!r}: choose one of {', '.join(BACKENDS)}")
+    if backend == "sim":
+        return "sim", "sandbox: sim (simulated): asked for; no container, no isolation tested"
+    from mini_rome.sandbox.docker import engine_line  # the Docker SDK takes 0.2 s to import: not for sim
+
+    try:
+        return "docker", f"sandbox: docker: {engine_line()}"
+    except SandboxUnavailable as error:
+        if backend == "docker":
+            raise
+        return "sim", f"sandbox: sim (simulated): no Docker engine answered ({error.args[0].splitlines()[0]})"
+
+
+def make(
+    backend: str = "auto",
+    image: str | None = None,
+    limits: Limits | None = None,
+    task_name: str = "",
+    allow_unsafe: bool = False,
+) -> Sandbox:
+    """A started, empty box. Close it, or use it as a context manager.
+
+    Raises SandboxUnavailable, ImageMissing, UnsafeTask, LimitNotEnforced, ConfigError: each says the way on.
+    """
+    chosen = backend if backend == "sim" else resolve(backend)[0]
+    limits = limits or Limits()
+    if chosen == "sim":
+        from mini_rome.sandbox.sim import SimSandbox
+
+        return SimSandbox("shellsim", f"sim-{run_id()}-{next(_numbers)}", limits, task_name)
+    from mini_rome.sandbox.docker import DockerSandbox
+
+    return DockerSandbox.start(image, limits, task_name, allow_unsafe=allow_unsafe)
