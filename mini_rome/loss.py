@@ -233,7 +233,7 @@ def _metrics(
         *((gap.sum(), tokens), (gap.max(), tokens), (step.sum(), tokens), (step.max(), tokens)),
         *((tail, count) for means in (chunk_mismatch, chunk_ratio) for tail in _tails(means[chunks.present].exp())),
     ]
-    return {name: torch.stack([v, n.to(v.dtype)]) for name, (v, n) in zip(METRICS, pairs, strict=True)}
+    return {name: torch.stack([v, n]).to(gap.dtype) for name, (v, n) in zip(METRICS, pairs, strict=True)}
 
 
 def _tails(ratios: Tensor) -> Tensor:  # (n,) -> (2,): 1st and 99th percentile, 0 of nothing
