@@ -55,7 +55,7 @@ class Family(ABC):
 
     @abstractmethod
     def mistake(self, task: Task, chunk: int, rng: random.Random) -> str:
-        """A plausible wrong command in place of expert chunk `chunk` (0-based) that leaves the work dir unchanged."""
+        """A plausible command that fails in place of expert chunk `chunk` (0-based) and leaves the work dir unchanged."""
 
     def make(self, seed: int, chunks: int, split: Split = "train") -> Task:
         """The instance of this seed, horizon K = `chunks` and split. Deterministic; under a millisecond."""

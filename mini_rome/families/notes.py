@@ -63,10 +63,6 @@ class Notes(Family):
         )
 
     def mistake(self, task: Task, chunk: int, rng: random.Random) -> str:
-        """Another tool, or a note that is not there."""
-        right = task.expert[chunk].split()
+        """A tool on a note that is not there."""
         missing = rng.choice([name for name in NAMES if name not in task.files])
-        if right[0] == "echo" or rng.random() < 0.5:
-            return f"cat {missing}"
-        other = rng.choice([tool for tool in COMMANDS if tool != right[0]])
-        return COMMANDS[other].format(name=right[-1])
+        return COMMANDS[rng.choice(tuple(COMMANDS))].format(name=missing)

@@ -98,6 +98,8 @@ class TransformersSampler(Sampler):
 
     def sync(self, model: PreTrainedModel, version: int) -> None:
         self._model = model if self.dtype is None else copy.deepcopy(model).to(self.dtype).eval()
+        # SFT leaves a Mixture of Experts asking for its router loss, which is of no use here and not made for a cache.
+        self._extra = {"output_router_logits": False} if "output_router_logits" in model.config.to_dict() else {}
         self.version = version
         self.forget()
 
@@ -215,5 +217,6 @@ class TransformersSampler(Sampler):
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **self._extra,
         )
         return output.logits[:, -1]

@@ -1,0 +1,370 @@
+"""The stages of a training run, which the recipe tells as a story: build, SFT, IPA, evaluate, report.
+
+A `Run` owns what the stages share (folder, boxes, sampler, numbers so far) and cleans it up however the run ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from rich.table import Table
+from transformers import PreTrainedModel, TrainerCallback, set_seed
+
+from mini_rome.config import IPAConfig
+from mini_rome.data import expert_trajectories, make_tasks, record_experts
+from mini_rome.errors import ConfigError
+from mini_rome.evaluate import evaluate
+from mini_rome.experts import Expert
+from mini_rome.figures import COLUMNS, learning_curve
+from mini_rome.masks import MaskPolicy, masked_share
+from mini_rome.model import build_model, build_tokenizer, load_model
+from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
+from mini_rome.rollout import Rollout
+from mini_rome.runs import CURVE_CSV, CURVE_PNG, MODEL, SUMMARY, claim, new_run, provenance, write_csv, write_json, writing
+from mini_rome.sampler.transformers import TransformersSampler
+from mini_rome.sandbox import Pool, resolve
+from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
+from mini_rome.trainer import IPATrainer, last_checkpoint
+from mini_rome.trace import ChatFormat
+from mini_rome.types import Split, Task
+
+STATE = "state.json"  # numbers of the stages done so far, for --resume
+
+
+@dataclass
+class RunArguments:
+    """What is run: the task, the sandbox, and the stages around IPA."""
+
+    sandbox: str = field(default="auto", metadata={"help": "docker, sim (simulated), or auto: docker if it answers."})
+    sampler: str = field(default="transformers", metadata={"help": "Who generates tokens: transformers."})
+    sampler_dtype: str | None = field(
+        default=None, metadata={"help": "Precision of the sampler's copy, e.g. bfloat16; default: the trainer's own."}
+    )
+    model: str | None = field(
+        default=None, metadata={"help": "Saved model to start IPA from; default: build a tiny one and run SFT."}
+    )
+    families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
+    chunks: list[int] = field(default_factory=lambda: [8], metadata={"help": "Horizons K that IPA trains on."})
+    sft_chunks: list[int] = field(default_factory=lambda: [1, 2], metadata={"help": "Horizons K that SFT shows."})
+    train_tasks: int = field(default=8, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
+    sft_tasks: int = field(default=2000, metadata={"help": "Expert trajectories for SFT."})
+    sft_steps: int = field(default=400, metadata={"help": "Optimiser steps of SFT."})
+    sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
+    sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
+    mistake_rate: float = field(default=0.1, metadata={"help": "Share of expert chunks with an injected failure before."})
+    extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
+    eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
+    eval_every: int = field(default=10, metadata={"help": "Steps between evaluations for the curve; 0: none."})
+    curve_tasks: int = field(default=64, metadata={"help": "Held-out tasks of each evaluation for the curve."})
+    naive: bool = field(default=False, metadata={"help": "Also train the naive arm: same steps, starts always initial."})
+    resume: str | None = field(default=None, metadata={"help": "Run folder to go on with after it was stopped."})
+    boxes: int = field(default=64, metadata={"help": "Sandboxes open at once, at most."})
+
+    def __post_init__(self) -> None:
+        for name in ("train_tasks", "sft_tasks", "sft_steps", "sft_batch_size", "eval_tasks", "curve_tasks", "boxes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+        for name in ("extra_turns", "eval_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be 0 or more")
+        if not 0 <= self.mistake_rate < 1:
+            raise ConfigError(f"--mistake_rate {self.mistake_rate}: must lie in [0, 1)")
+        if self.sampler != "transformers":
+            raise ConfigError(f"--sampler {self.sampler}: choose transformers")
+        if self.sampler_dtype is not None and not isinstance(getattr(torch, self.sampler_dtype, None), torch.dtype):
+            raise ConfigError(f"--sampler_dtype {self.sampler_dtype}: not a torch dtype such as bfloat16")
+
+
+class Run:
+    """One run: a context manager whose methods are the stages."""
+
+    def __init__(self, arguments: RunArguments, args: IPAConfig) -> None:
+        self.arguments, self.args = arguments, args
+        self.ranks = PartialState()
+        self.display = Display(self.ranks.is_main_process)
+        self.begun = time.monotonic()
+        self.rows: list[dict[str, Any]] = []
+        self.success: dict[str, dict[str, Any]] = {}
+        self.minutes = 0.0  # of earlier sessions of a resumed run
+        self._check()
+
+    def _check(self) -> None:
+        """All that can be known to be wrong is said before anything is written."""
+        tasks, rollouts = self.arguments.train_tasks, self.args.num_generations
+        if self.args.generation_batch_size % (tasks * rollouts) and tasks * rollouts % self.args.generation_batch_size:
+            raise ConfigError(
+                f"--train_tasks {tasks} times --num_generations {rollouts} does not fit the "
+                f"{self.args.generation_batch_size} rollouts of a step (batch size x accumulation x processes)."
+            )
+        for split in ("train", "test"):
+            make_tasks(self.arguments.families, [*self.arguments.chunks, *self.arguments.sft_chunks], 1, split)
+        for family in self.arguments.families:
+            for horizon in (*self.arguments.chunks, *self.arguments.sft_chunks):
+                make_tasks([family], [horizon], 1, "train")
+        if self.arguments.model is not None and not Path(self.arguments.model).exists():
+            raise ConfigError(f"--model {self.arguments.model}: no such folder")
+
+    def __enter__(self) -> Run:
+        set_seed(self.args.seed)
+        backend, why = resolve(self.arguments.sandbox)
+        self.display.line(why)
+        self.pool = Pool(backend, size=self.arguments.boxes)
+        self.folder = self._folder()
+        self.display.line(f"run: {self.folder}")
+        self._say_what_is_live()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.pool.close()
+        if isinstance(error, KeyboardInterrupt):
+            self.display.line(f"stopped; go on with: python recipes/ipa.py --resume {self.folder}")
+
+    # Set-up
+
+    def _folder(self) -> Path:
+        """The run's folder, the same on all ranks; a resumed run brings its numbers."""
+        chosen: list[Any] = [None]
+        if self.ranks.is_main_process:
+            if self.arguments.resume is not None:
+                folder = Path(self.arguments.resume).resolve()
+                if not (folder / STATE).exists():
+                    raise ConfigError(f"--resume {self.arguments.resume}: no {STATE} there, so no run to go on with")
+                chosen = [str(folder)]
+            elif self.args.output_dir is not None and self.args.output_dir != "trainer_output":
+                chosen = [str(claim(self.args.output_dir, "ipa"))]
+            else:
+                chosen = [str(new_run(kind="ipa"))]
+        broadcast_object_list(chosen)
+        folder = Path(chosen[0])
+        if self.arguments.resume is not None:
+            state = json.loads((folder / STATE).read_text())
+            self.rows, self.success, self.minutes = state["rows"], state["success"], state["minutes"]
+        return folder
+
+    def _say_what_is_live(self) -> None:
+        args = self.args
+        negatives = "on" if args.failure_reward < 0 else "off (failure_reward 0: failures give no gradient)"
+        ratio = "1 by construction (fresh rollouts)" if args.fresh else f"live, level {args.ratio_level}"
+        mask = (
+            f"live, level {args.mask_level}, H {args.mismatch_threshold}"
+            if self.arguments.sampler_dtype
+            else f"level {args.mask_level}, H {args.mismatch_threshold}; sampler and trainer agree, so it will not fire"
+        )
+        self.display.line(f"sampler: {self.arguments.sampler} ({self.arguments.sampler_dtype or 'the trainer itself'})")
+        self.display.line(f"loss: {args.objective}; gamma {args.gamma}; negatives {negatives}; ratio {ratio}; mask {mask}; "
+                          f"imitation {args.il_when}; starts {args.resampling}")
+
+    def tasks(self, split: Split, chunks: list[int]) -> list[Task]:
+        """Held-out tasks of these horizons."""
+        return make_tasks(self.arguments.families, chunks, self.arguments.eval_tasks, split, self.args.seed)
+
+    @property
+    def needs_sft(self) -> bool:
+        """Whether IPA starts from a model that this run must make first."""
+        return self.arguments.model is None and not (self.folder / "sft").exists()
+
+    def build_model(self) -> None:
+        """The model that the stages train: given, this run's own after SFT, or a new tiny one."""
+        if self.arguments.model is not None:
+            self.load_model(self.arguments.model)
+        elif not self.needs_sft:
+            self.load_model("sft")
+        else:
+            self.tokenizer = build_tokenizer()
+            self._use(build_model(self.tokenizer, self.args.seed))
+
+    def load_model(self, name: str) -> None:
+        """A saved model: a folder, or one of this run's stages."""
+        path = self.folder / name if (self.folder / name).exists() else Path(name)
+        model, self.tokenizer = load_model(path)
+        self._use(model)
+
+    def _use(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.chat = ChatFormat(self.tokenizer)
+        dtype = getattr(torch, self.arguments.sampler_dtype) if self.arguments.sampler_dtype else None
+        self.sampler = TransformersSampler(model, self.chat.stop_id, dtype)
+        self.rollout = Rollout(
+            self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns
+        )
+
+    def save_model(self, name: str) -> None:
+        """Write the model and its tokenizer into the run's folder."""
+        if self.ranks.is_main_process:
+            with writing(self.folder / name):
+                model = self.model.merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
+                model.save_pretrained(self.folder / name)
+                self.tokenizer.save_pretrained(self.folder / name)
+            self._save_state()
+        self.ranks.wait_for_everyone()
+
+    # Stages
+
+    def sft(self) -> None:
+        """Masked SFT on short tasks, with mistakes and recoveries in the trajectories."""
+        a = self.arguments
+        tasks = make_tasks(a.families, a.sft_chunks, a.sft_tasks, "train", self.args.seed)
+        with self.display.stage("expert trajectories", len(tasks)) as update:
+            trajectories = expert_trajectories(self.chat, self.pool, tasks, a.mistake_rate, self.args.seed, update)
+        policy = MaskPolicy()
+        shares = ", ".join(f"{cause} {share:.1%}" for cause, share in masked_share(trajectories, policy).items())
+        self.display.line(f"masked tokens by cause: {shares or 'none'}")
+        config = MaskedSFTConfig(
+            output_dir=str(self.folder / "sft-trainer"),
+            max_steps=a.sft_steps,
+            learning_rate=a.sft_learning_rate,
+            per_device_train_batch_size=a.sft_batch_size,
+            seed=self.args.seed,
+        )
+        trainer = masked_sft_trainer(self.model, self.tokenizer, trajectories, config, policy)
+        quiet(trainer)
+        stop = StopAfterStep(self.display)
+        trainer.add_callback(stop)
+        with self.display.stage("SFT", a.sft_steps) as update, stop.armed():
+            trainer.add_callback(TrainingProgress(update, lambda logs: f"loss {logs['loss']:.3f}" if "loss" in logs else ""))
+            trainer.train()
+        self._use(trainer.accelerator.unwrap_model(trainer.model))
+
+    def experts(self) -> list[Expert]:
+        """One verified expert per training task, with the state before each of its chunks."""
+        a = self.arguments
+        # Seeds apart from those of SFT, so that no training task of IPA was imitated.
+        tasks = make_tasks(a.families, a.chunks, a.train_tasks, "train", self.args.seed + 500_000)
+        return record_experts(self.chat, self.pool, tasks)
+
+    def train_ipa(self, variant: str, experts: list[Expert], peft_config: Any, **changes: Any) -> None:
+        """IPA from the present model; `changes` are options of this arm."""
+        args = dataclasses.replace(self.args, output_dir=str(self.folder / variant), **self._derived(), **changes)
+        set_seed(args.seed)  # an adapter is drawn inside the trainer's constructor, before it sets the seed itself
+        stop = StopAfterStep(self.display)
+        trainer = IPATrainer(
+            self.model, args, self.rollout, experts, self.tokenizer, callbacks=[stop], peft_config=peft_config
+        )
+        quiet(trainer)
+        trainer.add_callback(_Curve(self, trainer, variant))
+        checkpoint = last_checkpoint(args.output_dir) if self.arguments.resume is not None else None
+        with self.display.stage(f"IPA ({variant})", args.max_steps) as update, stop.armed(), writing(args.output_dir):
+            trainer.add_callback(TrainingProgress(update, _note))
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        self.model = trainer.accelerator.unwrap_model(trainer.model)
+        self.sampler.sync(self.model, version=trainer.state.global_step)
+
+    @staticmethod
+    def _derived() -> dict[str, Any]:
+        """Fields that the configuration computes and that must be computed again for a copy of it."""
+        return {"generation_batch_size": None, "steps_per_generation": None}
+
+    def evaluate(self, stage: str, tasks: list[Task]) -> None:
+        """Success on held-out tasks from the initial state, kept for the report."""
+        if stage in self.success:
+            return
+        with self.display.stage(f"evaluation ({stage})", len(tasks)) as update:
+            result = evaluate(
+                self.rollout, tasks, rank=self.ranks.process_index, ranks=self.ranks.num_processes, progress=update
+            )
+        summary = result.summary()
+        self.success[stage] = summary
+        self.display.line(f"success {stage}: {percent(summary)}")
+        self._save_state()
+
+    # Results
+
+    def point(self, variant: str, step: int, metric: str, value: float) -> None:
+        """One row of the curve."""
+        row = dict(zip(COLUMNS, (variant, self.args.seed, "all", step, metric, value), strict=True))
+        self.rows = [r for r in self.rows if [r[c] for c in COLUMNS[:5]] != [row[c] for c in COLUMNS[:5]]] + [row]
+
+    def _save_state(self) -> None:
+        if self.ranks.is_main_process:
+            minutes = self.minutes + (time.monotonic() - self.begun) / 60
+            write_json(self.folder / STATE, {"rows": self.rows, "success": self.success, "minutes": minutes})
+
+    def report(self) -> None:
+        """summary.json, curve.csv, curve.png and the table."""
+        if not self.ranks.is_main_process:
+            return
+        minutes = self.minutes + (time.monotonic() - self.begun) / 60
+        summary = {
+            **provenance(self.pool.backend, self.arguments.sampler, self.args.seed),
+            "chunks": self.arguments.chunks,
+            "sft_chunks": self.arguments.sft_chunks,
+            "success": self.success,
+            "steps": self.args.max_steps,
+            "minutes": round(minutes, 2),
+            "infra": dict(self.rollout.infra),
+            "options": {
+                **dataclasses.asdict(self.arguments),
+                **{name: getattr(self.args, name) for name in IPAConfig.__annotations__},
+            },
+        }
+        write_json(self.folder / SUMMARY, summary)
+        write_csv(self.folder / CURVE_CSV, self.rows, COLUMNS)
+        learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
+        self.display.console.print(self._table(minutes))
+        self.display.line(f"figure: {self.folder / CURVE_PNG}")
+
+    def _table(self, minutes: float) -> Table:
+        simulated = " (simulated)" if self.pool.backend == "sim" else ""
+        table = Table(title=f"held-out success, backend {self.pool.backend}{simulated}, seed {self.args.seed}, {minutes:.1f} min")
+        for column in ("stage", "chunks", "success", "95 % interval", "n"):
+            table.add_column(column)
+        for stage, summary in self.success.items():
+            chunks = self.arguments.sft_chunks if stage == "sft_short" else self.arguments.chunks
+            rate = "-" if summary["rate"] is None else f"{summary['rate']:.1%}"
+            interval = f"{summary['low']:.1%} to {summary['high']:.1%}"
+            table.add_row(stage, " ".join(map(str, chunks)), rate, interval, str(summary["n"]))
+        return table
+
+
+class _Curve(TrainerCallback):
+    """Collects the curve's rows from the logs, and test success every few steps."""
+
+    def __init__(self, run: Run, trainer: IPATrainer, variant: str) -> None:
+        self.run, self.trainer, self.variant = run, trainer, variant
+        a = run.arguments
+        self.tasks = make_tasks(a.families, a.chunks, a.curve_tasks, "validation", run.args.seed)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for name, metric in (("success", "train_success"), ("start/mean", "start_position"), ("grad_norm", "grad_norm")):
+            if logs and logs.get(name) is not None:
+                self.run.point(self.variant, state.global_step, metric, float(logs[name]))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        every = self.run.arguments.eval_every
+        if every and (state.global_step % every == 0 or state.global_step == state.max_steps):
+            self._test(state.global_step)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.run.arguments.eval_every and state.global_step == 0:
+            self._test(0)
+
+    def _test(self, step: int) -> None:
+        run = self.run
+        run.sampler.sync(self.trainer.accelerator.unwrap_model(self.trainer.model), version=step)
+        result = evaluate(run.rollout, self.tasks, rank=run.ranks.process_index, ranks=run.ranks.num_processes)
+        if result.n:
+            run.point(self.variant, step, "test_success", result.rate)
+            run.point(self.variant, step, "test_n", result.n)
+        run._save_state()
+
+
+def percent(summary: dict[str, Any]) -> str:
+    """Rate and interval in per cent."""
+    if summary["rate"] is None:
+        return "no episode could be scored"
+    return f"{summary['rate']:.1%} [{summary['low']:.1%}, {summary['high']:.1%}], n {summary['n']}"
+
+
+def _note(logs: dict[str, float]) -> str:
+    if logs.get("success") is None:
+        return ""
+    return f"train success {logs['success']:.0%} from p {logs['start/mean']:.1f}"

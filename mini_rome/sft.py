@@ -1,0 +1,55 @@
+"""Masked supervised fine-tuning (paper, eqs. 1-2) with TRL's SFTTrainer: rows of ids and labels, nothing else changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from mini_rome.collator import to_sft_rows
+from mini_rome.masks import MaskPolicy
+from mini_rome.types import Trajectory
+
+
+@dataclass
+class MaskedSFTConfig(SFTConfig):
+    """SFTConfig with the defaults of the tiny run on a CPU."""
+
+    output_dir: str | None = field(default=None, metadata={"help": "Where checkpoints go."})
+    learning_rate: float = field(default=1e-3, metadata={"help": "Initial learning rate for AdamW."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
+    warmup_steps: float = field(default=20, metadata={"help": "Steps of linear warm-up."})
+    max_steps: int = field(default=500, metadata={"help": "Optimiser steps."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Trajectories per device and micro-batch."})
+    max_length: int | None = field(default=None, metadata={"help": "Cut rows to this; off, since it cuts episodes."})
+    logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
+    save_strategy: str = field(default="no", metadata={"help": "When to save checkpoints."})
+    report_to: str = field(default="none", metadata={"help": "trackio, tensorboard, wandb or none."})
+    disable_tqdm: bool | None = field(default=True, metadata={"help": "The recipes show their own progress."})
+
+    def __post_init__(self) -> None:
+        if not torch.cuda.is_available():
+            self.use_cpu, self.bf16 = True, False
+        super().__post_init__()
+
+
+def masked_sft_trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    trajectories: Sequence[Trajectory],
+    args: MaskedSFTConfig,
+    policy: MaskPolicy,
+    callbacks: list[TrainerCallback] | None = None,
+) -> SFTTrainer:
+    """A trainer on the kept turns: those whose call failed or that were irrelevant stay in context, untrained."""
+    return SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=Dataset.from_list(to_sft_rows(trajectories, policy)),
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
