@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -19,7 +18,7 @@ from mini_rome.env import Env
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.experts import Start
 from mini_rome.model import load_model
-from mini_rome.runs import MODEL
+from mini_rome.runs import checkpoint
 from mini_rome.sampler.base import Completion, Sampler, SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool
@@ -100,14 +99,6 @@ def chat(task_name: str, model: str, backend: str, temperature: float, seed: int
     with Pool(backend=backend, size=1) as pool, Env(task, pool) as env:
         session = Session.open(env, form, sampler, SamplingParams(temperature=temperature), seed)
         return Player(session, Console()).play(watch)
-
-
-def checkpoint(path: str) -> Path:
-    """The saved model of a run's folder, or the path itself when it holds one."""
-    folder = Path(path)
-    if not folder.exists():
-        raise ConfigError(f"--model {path} does not exist. Train one first (make ipa), or name a saved model.")
-    return folder if (folder / "config.json").exists() else folder / MODEL
 
 
 class Player:

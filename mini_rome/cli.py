@@ -45,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_gc(verbs)
     add_safety(verbs)
     add_tasks(verbs)
+    add_eval(verbs)
+    add_calibrate(verbs)
     add_figure(verbs)
     return parser
 
@@ -71,6 +73,19 @@ def add_sandbox_option(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model_option(verb: argparse.ArgumentParser) -> None:
+    text = "a run's folder or a saved model (default: runs/latest)"
+    verb.add_argument("--model", default="runs/latest", metavar="PATH", help=text)
+
+
+def add_task_options(verb: argparse.ArgumentParser, n: int) -> None:
+    verb.add_argument("--families", nargs="+", default=["notes"], metavar="NAME", help="default: notes")
+    verb.add_argument("--chunks", nargs="+", type=int, default=[4], metavar="K", help="horizons (default: 4)")
+    verb.add_argument("--split", choices=("train", "validation", "test"), default="test", help="default: test")
+    verb.add_argument("--n", type=int, default=n, help=f"episodes, shared by families and horizons (default: {n})")
+    verb.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
+
+
 def add_doctor(verbs: argparse._SubParsersAction) -> None:
     verb = add_verb(verbs, "doctor", run_doctor, "Say what works on this machine and what to do about the rest.")
     verb.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -87,8 +102,7 @@ def add_play(verbs: argparse._SubParsersAction) -> None:
     task_help = "a family, or an instance such as notes-k8-test-0"
     chat = add_verb(verbs, "chat", run_chat, "Watch or step a trained agent by hand; undo a chunk and try another.")
     chat.add_argument("task", nargs="?", default="notes", metavar="TASK", help=f"{task_help} (default: notes)")
-    model_help = "a run or a saved model (default: runs/latest)"
-    chat.add_argument("--model", default="runs/latest", metavar="PATH", help=model_help)
+    add_model_option(chat)
     chat.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     chat.add_argument("--seed", type=int, default=0, help="of the sampling, above temperature 0 (default: 0)")
     chat.add_argument("--watch", action="store_true", help="run to the end without asking")
@@ -189,6 +203,45 @@ def run_tasks_show(options: argparse.Namespace) -> int:
     for command in task.expert:
         print(f"  {command}")
     return 0
+
+
+def add_eval(verbs: argparse._SubParsersAction) -> None:
+    verb = add_verb(verbs, "eval", run_eval, "Measure a model's success from the initial state, with intervals.")
+    add_model_option(verb)
+    add_task_options(verb, n=200)
+    verb.add_argument("--runs", type=int, default=3, metavar="N", help="repetitions; the paper: 3 (default: 3)")
+    verb.add_argument("--temperature", type=float, default=0.7, help="the paper: 0.7 (default: 0.7)")
+    verb.add_argument("--top-p", type=float, default=0.8, help="the paper: 0.8 (default: 0.8)")
+    verb.add_argument("--top-k", type=int, default=20, help="the paper: 20 (default: 20); 0 is off")
+    verb.add_argument("--out", metavar="JSON", help="also write the numbers, with versions and commit, to this file")
+    add_sandbox_option(verb)
+
+
+def run_eval(options: argparse.Namespace) -> int:
+    from mini_rome import assess
+    from mini_rome.sampler.base import SamplingParams
+
+    choice = assess.TaskChoice(options.families, options.chunks, options.n, options.split)
+    params = SamplingParams(temperature=options.temperature, top_p=options.top_p, top_k=options.top_k)
+    place = options.sandbox
+    return assess.run_eval(options.model, choice, place, params, options.seed, options.out, options.runs)
+
+
+def add_calibrate(verbs: argparse._SubParsersAction) -> None:
+    text = "Measure how far sampler and trainer differ and propose the mismatch threshold H."
+    verb = add_verb(verbs, "calibrate", run_calibrate, text)
+    add_model_option(verb)
+    add_task_options(verb, n=64)
+    choices = ("float32", "bfloat16", "float16")
+    verb.add_argument("--precision", choices=choices, default="bfloat16", help="of the sampler (default: bfloat16)")
+    add_sandbox_option(verb)
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    from mini_rome import assess
+
+    choice = assess.TaskChoice(options.families, options.chunks, options.n, options.split)
+    return assess.run_calibrate(options.model, choice, options.sandbox, options.precision, options.seed)
 
 
 def add_figure(verbs: argparse._SubParsersAction) -> None:

@@ -92,6 +92,14 @@ def point_latest(root: str | Path, folder: str | Path) -> None:
         os.replace(spare, link)
 
 
+def checkpoint(path: str | Path) -> Path:
+    """The saved model of a run's folder, or the path itself when it holds one. Raises ConfigError naming --model."""
+    folder = Path(path)
+    if not folder.exists():
+        raise ConfigError(f"--model {path} does not exist. Train one first (make ipa), or name a saved model.")
+    return folder if (folder / "config.json").exists() else folder / MODEL
+
+
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
     """Turn a full disk or a refused write inside the block into a MiniRomeError that names `path`."""

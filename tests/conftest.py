@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: a busy neighbour would slow it twenty times
+
 BACKENDS = ["sim", pytest.param("docker", marks=pytest.mark.docker)]
 
 

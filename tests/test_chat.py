@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mini_rome import chat
 from mini_rome.chat import Player, Session
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError
@@ -98,15 +97,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_model(tokenizer).save_pretrained(folder / MODEL)
     tokenizer.save_pretrained(folder / MODEL)
     return folder
-
-
-def test_a_run_folder_and_its_model_folder_both_work(saved: Path) -> None:
-    assert chat.checkpoint(str(saved)) == chat.checkpoint(str(saved / MODEL)) == saved / MODEL
-
-
-def test_a_missing_run_is_named_with_the_way_on() -> None:
-    with pytest.raises(ConfigError, match="--model runs/nosuch does not exist.*make ipa"):
-        chat.checkpoint("runs/nosuch")
 
 
 @pytest.mark.parametrize("command", ["chat", "shell"])

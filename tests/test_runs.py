@@ -88,3 +88,14 @@ def test_provenance_names_backend_seed_versions_and_commit() -> None:
 def test_the_commit_outside_a_checkout_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
     assert runs.commit() == "unknown"
+
+
+def test_a_run_folder_and_its_model_folder_name_the_same_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert runs.checkpoint(tmp_path) == runs.checkpoint(tmp_path / "model") == tmp_path / "model"
+
+
+def test_a_missing_run_is_named_with_the_way_on() -> None:
+    with pytest.raises(ConfigError, match="--model runs/nosuch does not exist.*make ipa"):
+        runs.checkpoint("runs/nosuch")
