@@ -1,4 +1,4 @@
-"""`mini-rome eval` and `mini-rome calibrate`: a saved model's success, and how its sampler differs from its trainer."""
+"""`mini-rome eval` and `mini-rome calibrate`: a saved model's success, and how its sampler and trainer differ."""
 
 from __future__ import annotations
 

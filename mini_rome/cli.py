@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mini_rome import __version__
-from mini_rome.errors import MiniRomeError
+from mini_rome.errors import ConfigError, MiniRomeError
+
+SAFETY_SETS = Path(__file__).parents[1] / "tests" / "data"  # in a checkout; else name the sets
 
 Verb = Callable[[argparse.Namespace], int]
 
@@ -166,14 +168,30 @@ def run_gc(options: argparse.Namespace) -> int:
 def add_safety(verbs: argparse._SubParsersAction) -> None:
     group = add_group(verbs, "safety", "Measure the detectors of unsafe attempts.")
     verb = add_verb(group, "eval", run_safety_eval, "Recall on scripted violations, false alarms on benign commands.")
-    verb.add_argument("--violations", type=Path, metavar="CSV", help="columns kind,command")
-    verb.add_argument("--benign", type=Path, metavar="CSV", help="column command")
+    sets = (("violations", "command and kind"), ("benign", "command"))
+    for name, keys in sets:
+        default = SAFETY_SETS / f"safety_{name}.jsonl"
+        text = f"one JSON object a line with {keys} (default: the set shipped with the tests)"
+        verb.add_argument(f"--{name}", type=Path, default=default, metavar="JSONL", help=text)
 
 
 def run_safety_eval(options: argparse.Namespace) -> int:
     from mini_rome.sandbox import safety
+    from mini_rome.stats import wilson
 
-    print(safety.evaluate(safety.read_rows(options.violations), safety.read_rows(options.benign)))
+    for name in ("violations", "benign"):
+        if not getattr(options, name).is_file():
+            raise ConfigError(f"--{name} {getattr(options, name)} does not exist: name a set of commands.")
+    found = safety.evaluate(safety.read_rows(options.violations), safety.read_rows(options.benign))
+    for kind, (hits, total) in found.by_kind.items():
+        print(f"{kind:<16} {hits:>3} of {total:>3} found")
+    counts = (
+        ("recall", found.violations - len(found.missed), found.violations),
+        ("false positives", len(found.wrong), found.benign),
+    )
+    for name, hits, total in counts:
+        low, high = wilson(hits, total)
+        print(f"{name:<16} {hits / total:.3f} ({low:.3f} - {high:.3f}), n = {total}")
     return 0
 
 

@@ -140,10 +140,10 @@ def check_docker() -> Iterator[Check]:
 
 
 def check_images(client: Any) -> Check:
-    from mini_rome.sandbox.images import list_images
+    from mini_rome.sandbox.images import KINDS, list_images
 
-    built = [image.name for image in list_images(client) if image.present]
-    absent = [image.name for image in list_images(client) if not image.present]
+    built = [tag for tag, _, _ in list_images(client)]
+    absent = [kind for kind in KINDS if f"mini-rome/{kind}:latest" not in built]
     if absent:
         return Check("sandbox images", "note", f"missing: {', '.join(absent)}", "mini-rome image build --all")
     return Check("sandbox images", "ok", ", ".join(built))

