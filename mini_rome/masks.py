@@ -77,9 +77,12 @@ def _commands(turn: Turn) -> tuple[str, ...]:  # white space apart
 
 
 def _near_duplicate(turn: Turn, other: Turn, policy: MaskPolicy) -> bool:
-    """Equal output is asked for: a chain of `cat a`, `cat b` is progress; and some output: so are silent changes."""
+    """Equal output is asked for: a chain of `cat a`, `cat b` is progress; and some output: so are silent changes.
+
+    The very same command is no near-duplicate: `redundant` judges it by the output it had the last time.
+    """
     old, new = ("\n".join(_commands(each)) for each in (other, turn))
-    if not (old and new and turn.observation.strip() and turn.observation == other.observation):
+    if not (old and new and old != new and turn.observation.strip() and turn.observation == other.observation):
         return False
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     return matcher.quick_ratio() >= policy.similarity and matcher.ratio() >= policy.similarity
