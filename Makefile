@@ -4,7 +4,7 @@
 comma := ,
 PYTHON ?= python3
 ARGS ?=
-EXTRAS ?= dev,notebooks
+EXTRAS ?= dev
 VENV := .venv
 PY := $(VENV)/bin/python
 KEY := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')

@@ -49,15 +49,25 @@ def test_recipes_exist(path: str) -> None:
     assert (ROOT / path).is_file()
 
 
-def test_files_of_the_tree_exist() -> None:
-    """Names at the start of a line are at the top or, indented, in mini_rome/."""
+def tree_files() -> list[Path]:
+    """Names at the start of a line of the tree are at the top or, indented, in mini_rome/."""
     found = []
     for line in TREE.splitlines():
         names = re.split(r"\s{3,}", line.strip())[0].split()
         base = ROOT / "mini_rome" if line.startswith("  ") else ROOT
         found += [base / name for name in names]
-    assert len(found) >= 25
-    assert [str(path) for path in found if not path.exists()] == []
+    return found
+
+
+def test_files_of_the_tree_exist() -> None:
+    assert len(tree_files()) >= 25
+    assert [str(path) for path in tree_files() if not path.exists()] == []
+
+
+def test_the_tree_names_every_module_and_top_folder() -> None:
+    modules = {path for path in (ROOT / "mini_rome").glob("*.py") if path.name != "__init__.py"}
+    tops = {ROOT / name for name in ("mini_rome", "recipes", "sandboxes", "tests")}
+    assert sorted(path.name for path in (modules | tops) - set(tree_files())) == []
 
 
 def test_inline_files_exist() -> None:
