@@ -13,7 +13,9 @@ from mini_rome.sandbox.shellwords import Command, decode_base64
 Finding = tuple[str, str]  # kind, severity
 
 LOCAL = re.compile(r"(localhost|127\.[\d.]*|0\.0\.0\.0|::1|\[::1\]|0|-|%h|\$\w+|)(:\d*)?(/.*)?$", re.IGNORECASE)
-URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,20})://(?:[^/@\s]*@)?(?P<host>\[[^\]]*\]|[^/:\s'\"]*)", re.IGNORECASE)
+URL = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,20})://(?:[^/@\s]*@)?(?P<host>\[[^\]]*\]|[^/:\s'\"]*)", re.IGNORECASE
+)
 SECRET_NAME = re.compile(
     r"[A-Z0-9_]{0,40}(TOKEN|SECRET|API_?KEY|ACCESS_KEY|PASSWORD|PASSWD|CREDENTIAL|AUTH_SOCK)[A-Z0-9_]{0,40}"
 )
