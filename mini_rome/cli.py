@@ -8,11 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mini_rome import __version__
-from mini_rome.errors import ConfigError, MiniRomeError
+from mini_rome.errors import ConfigError, MiniRomeError, SandboxUnavailable
+
+if TYPE_CHECKING:
+    import docker
 
 SAFETY_SETS = Path(__file__).parents[1] / "tests" / "data"  # in a checkout; else name the sets
 
@@ -129,39 +134,59 @@ def run_shell(options: argparse.Namespace) -> int:
 def add_image(verbs: argparse._SubParsersAction) -> None:
     group = add_group(verbs, "image", "Build and list the sandbox images.")
     build = add_verb(group, "build", run_image_build, "Build images from Debian packages, without a registry.")
-    build.add_argument("names", nargs="*", metavar="NAME", help="images to build (default: the one training uses)")
-    build.add_argument("--all", action="store_true", help="build every image")
-    add_verb(group, "list", run_image_list, "List the images and whether this engine has them.")
+    build.add_argument("kinds", nargs="*", metavar="KIND", help="base or tools (default: base, which training uses)")
+    build.add_argument("--all", action="store_true", help="build every kind")
+    add_verb(group, "list", run_image_list, "List the images that this engine has.")
 
 
 def run_image_build(options: argparse.Namespace) -> int:
     from mini_rome.sandbox import images
 
-    for name in images.names(options.names, options.all):
-        print(f"{name}: {images.build(name)}")
+    client = reach_engine()
+    kinds = images.KINDS if options.all else options.kinds or ("base",)
+    for number, kind in enumerate(kinds, start=1):
+        print(f"[{number}/{len(kinds)}] building mini-rome/{kind} ...", flush=True)
+        begun = time.monotonic()
+        print(f"      {images.build(client, kind)} in {time.monotonic() - begun:.0f} s")
     return 0
 
 
 def run_image_list(options: argparse.Namespace) -> int:
     from mini_rome.sandbox import images
 
-    for image in images.list_images():
-        print(image)
+    found = images.list_images(reach_engine())
+    for tag, image, size in found:
+        print(f"{tag:<24} {image.removeprefix('sha256:')[:12]}  {size / 1e6:.0f} MB")
+    for kind in images.KINDS:
+        if not any(tag == f"mini-rome/{kind}:latest" for tag, _, _ in found):
+            print(f"{f'mini-rome/{kind}':<24} missing: {images.build_command(kind)}")
     return 0
 
 
+def reach_engine() -> docker.DockerClient:
+    """The Docker engine. Raises SandboxUnavailable with the ways on."""
+    from mini_rome.doctor import START_DOCKER
+    from mini_rome.sandbox.reaper import connect
+
+    client = connect()
+    if client is None:
+        raise SandboxUnavailable(f"no Docker engine answers: {START_DOCKER} (--sandbox sim)")
+    return client
+
+
 def add_gc(verbs: argparse._SubParsersAction) -> None:
-    verb = add_verb(verbs, "gc", run_gc, "Remove containers of runs that are gone (by label and dead owner).")
+    text = "Remove what runs of this machine left whose process is gone, by label, never by name."
+    verb = add_verb(verbs, "gc", run_gc, text)
     verb.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
 
 def run_gc(options: argparse.Namespace) -> int:
     from mini_rome.sandbox import reaper
 
-    removed = reaper.gc(dry_run=options.dry_run)
-    print(f"{'would remove' if options.dry_run else 'removed'} {len(removed)} containers")
+    removed = reaper.gc(options.dry_run, reach_engine())
     for name in removed:
-        print(f"  {name}")
+        print(f"{'would remove' if options.dry_run else 'removed'} {name}")
+    print(f"{len(removed)} left-over {'objects' if len(removed) != 1 else 'object'}")
     return 0
 
 

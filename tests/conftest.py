@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator
 
 import pytest
 
+from mini_rome.errors import ImageMissing
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: a busy neighbour would slow it twenty times
 
 BACKENDS = ["sim", pytest.param("docker", marks=pytest.mark.docker)]
@@ -29,12 +31,20 @@ def docker_missing() -> str:
     """Why tests marked docker cannot run here; empty when they can."""
     import docker
 
+    from mini_rome.sandbox.images import KINDS, ensure
+
     try:
         client = docker.from_env(timeout=10)
         client.ping()
     except docker.errors.DockerException as error:
         return f"no Docker engine answers ({error})"
-    client.close()
+    try:
+        for kind in KINDS:
+            ensure(client, f"mini-rome/{kind}:latest")
+    except ImageMissing as error:
+        return f"{error} (or all of them: make image)"
+    finally:
+        client.close()
     return ""
 
 

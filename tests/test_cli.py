@@ -133,3 +133,27 @@ def test_safety_eval_counts_both_sets(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "recall           1.000" in shown and "false positives  0.000" in shown and "n = 2" in shown
     assert cli.main(["safety", "eval", "--benign", "nosuch.jsonl"]) == 2
     assert "--benign nosuch.jsonl does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["gc", "image list", "image build"])
+def test_verbs_that_need_an_engine_say_how_to_get_one(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert cli.main(verb.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "no Docker engine answers" in shown.err and "--sandbox sim" in shown.err
+
+
+@pytest.mark.docker
+def test_images_are_listed_with_size_and_gc_finds_nothing_of_a_live_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["image", "list"]) == 0
+    assert "mini-rome/base:latest" in capsys.readouterr().out
+    assert cli.main(["gc", "--dry-run"]) == 0
+    assert "left-over" in capsys.readouterr().out
+
+
+@pytest.mark.docker
+def test_an_unknown_image_kind_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["image", "build", "nosuch"]) == 2
+    assert "base, tools" in capsys.readouterr().err

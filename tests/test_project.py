@@ -104,6 +104,7 @@ def test_a_skip_where_docker_is_required_is_a_failure(
     # An address where nothing listens, so that the outcome is the same with and without an engine.
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     monkeypatch.setenv("MINI_ROME_REQUIRE_DOCKER", required)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
