@@ -24,7 +24,7 @@ from mini_rome.sandbox.pool import Pool
 __all__ = [
     "BACKENDS", "Limits", "Pool", "Sandbox", "Telemetry", "files_of_tar", "initial_snapshot", "make", "resolve",
     "run_id", "tar_of_files", "tree_hash",
-]  # fmt: skip
+]
 
 BACKENDS = ("auto", "docker", "sim")
 _numbers = itertools.count()

@@ -26,7 +26,7 @@ from mini_rome.types import SafetyEvent, Snapshot, Status, StepResult
 __all__ = [
     "DEFAULT_ENV", "HOME", "WORKDIR", "Limits", "RawStep", "Sandbox", "Telemetry", "build_tar", "carried_env",
     "check_timeout", "entries_of", "files_of_tar", "initial_snapshot", "run_id", "tar_of_files", "tree_hash",
-]  # fmt: skip
+]
 
 WORKDIR = "/app"
 HOME = "/home/agent"
@@ -237,7 +237,7 @@ class Sandbox(abc.ABC):
             return self._sweep()
 
     def reset(self) -> None:
-        """Sweep, then an empty pristine work dir, home and /tmp, default environment, cwd /app, a new episode clock."""
+        """Sweep; then an empty work dir, home and /tmp, the default environment, cwd /app, a new episode clock."""
         with self._busy:
             self._check_usable()
             self._reset()
@@ -276,7 +276,7 @@ class Sandbox(abc.ABC):
         result = StepResult(
             output=text, exit_code=raw.exit_code, status=raw.status, truncated=truncated, wall_s=wall_s,
             raw=raw.head + raw.tail, output_bytes=raw.total, killed=raw.killed, supported=raw.supported,
-        )  # fmt: skip
+        )
         if self.observer is None:
             return result
         events = self.observer(command, result, raw.telemetry)

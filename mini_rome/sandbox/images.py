@@ -1,9 +1,9 @@
 """Box images, built without a registry: Debian packages are downloaded by apt, unpacked by dpkg-deb, never installed.
 
 The same packages give the same image id: entries sorted, times fixed, owner root, set-id bits cleared, byte code made
-with a fixed hash seed. `base` is what a box needs (a shell, text tools, Python for the runner); `tools` adds what tasks
-and attacks use (python3, pytest, curl, ssh, ...). Both lists live in sandboxes/KIND/packages.txt, beside a Dockerfile
-for machines that can pull. A busybox image would be 4 MB but could not host the runner and agrees less with `sim`.
+with a fixed hash seed. `base` (55 MB) is what a box needs: a shell, text tools, Python for the runner. `tools` adds
+what tasks and attacks use: python3, pytest, curl, ssh. Both lists live in sandboxes/KIND/packages.txt, beside a
+Dockerfile for machines that can pull. Busybox would be 4 MB, but cannot host the runner and agrees less with `sim`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _CREATED = "2025-01-01T00:00:00Z"
 _MTIME = 1735689600
 _MERGED = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib32": "usr/lib32", "lib64": "usr/lib64"}
 _PRUNED = (
-    "usr/share/doc/", "usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/", "usr/share/bug/",
-    "usr/lib/systemd/", "usr/lib/udev/", "usr/share/bash-completion/", "etc/init.d/", "etc/cron.daily/",
-)  # fmt: skip
+    "usr/share/doc/", "usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/",
+    "usr/share/bug/", "usr/lib/systemd/", "usr/lib/udev/", "usr/share/bash-completion/", "etc/init.d/",
+    "etc/cron.daily/",
+)
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:/home/agent:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -72,7 +73,9 @@ def ensure(client: docker.DockerClient, image: str) -> str:
     except ImageNotFound:
         kind = kind_of(image)
         way = build_command(kind) if kind in KINDS else f"docker pull {image}"
-        raise ImageMissing(f"image {image!r} is not on this engine (nothing is pulled unasked); get it with: {way}") from None
+        raise ImageMissing(
+            f"image {image!r} is not on this engine, and nothing is pulled unasked; get it with: {way}"
+        ) from None
 
 
 def list_images(client: docker.DockerClient) -> list[tuple[str, str, int]]:
@@ -186,21 +189,21 @@ def _add_own_files(nodes: dict[str, _Node]) -> None:
     for link, target in _MERGED.items():
         nodes[link] = _node(tarfile.SYMTYPE, 0o777, target=target)
         nodes.setdefault(target, _node(tarfile.DIRTYPE, 0o755))
-    links = {"usr/bin/sh": "dash" if "usr/bin/dash" in nodes else "bash", "usr/bin/awk": "mawk", "usr/bin/nc": "nc.openbsd",
-             "usr/bin/vi": "vim.tiny"}  # fmt: skip
-    for link, target in links.items():
+    shell = "dash" if "usr/bin/dash" in nodes else "bash"
+    for name, target in (("sh", shell), ("awk", "mawk"), ("nc", "nc.openbsd"), ("vi", "vim.tiny")):
+        link = f"usr/bin/{name}"
         if f"usr/bin/{target}" in nodes and link not in nodes:
             nodes[link] = _node(tarfile.SYMTYPE, 0o777, target=target)
 
 
 def _add_bytecode(nodes: dict[str, _Node], root: Path) -> None:
-    """Compile the image's Python with the image's own interpreter; hash-checked never, so that times do not matter."""
+    """Compile the image's Python with its own interpreter; never checked, so that times do not matter."""
     wanted = ("usr/lib/", "usr/lib64/", "usr/bin/python3")
-    for path in sorted(path for path in nodes if path.startswith(wanted)):
-        _extract(nodes[path], root / path, root)
+    for name in sorted(name for name in nodes if name.startswith(wanted)):
+        _extract(nodes[name], root / name, root)
     (root / "lib64").symlink_to("usr/lib64")
-    loader = next(iter(sorted((root / "usr/lib64").glob("ld-linux*")) or sorted((root / "usr/lib").rglob("ld-linux*"))))
-    python = next(iter(sorted((root / "usr/bin").glob("python3.*"))))
+    loader = sorted([*(root / "usr/lib64").glob("ld-linux*"), *(root / "usr/lib").rglob("ld-linux*")])[0]
+    python = sorted((root / "usr/bin").glob("python3.*"))[0]
     libraries = ":".join(str(path) for path in (root / "usr/lib").glob("*-linux-gnu*"))
     code = [root / "usr/lib" / python.name, root / "usr/lib/python3"]
     environment = {"PYTHONHOME": str(root / "usr"), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
@@ -209,7 +212,7 @@ def _add_bytecode(nodes: dict[str, _Node], root: Path) -> None:
          "--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/",
          *(str(path) for path in code if path.is_dir())],
         env=environment,
-    )  # fmt: skip
+    )
     for path in sorted((root / "usr/lib").rglob("*.pyc")):
         nodes.setdefault(str(path.relative_to(root)), _node(tarfile.REGTYPE, 0o644, path.read_bytes()))
 
@@ -232,8 +235,8 @@ def _write_archive(nodes: dict[str, _Node], kind: str, tag: str, archive: Path) 
     with layer.open("wb") as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(nodes):
             tar.addfile(_header(path, nodes[path]), io.BytesIO(nodes[path].data) if nodes[path].data else None)
-    with layer.open("rb") as stream:
-        diff_id = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+    with layer.open("rb") as written:
+        diff_id = f"sha256:{hashlib.file_digest(written, 'sha256').hexdigest()}"
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     config = json.dumps(
         {
@@ -244,7 +247,7 @@ def _write_archive(nodes: dict[str, _Node], kind: str, tag: str, archive: Path) 
             "history": [{"created": _CREATED, "created_by": build_command(kind)}],
         },
         sort_keys=True,
-    ).encode()  # fmt: skip
+    ).encode()
     name = f"{hashlib.sha256(config).hexdigest()}.json"
     manifest = json.dumps([{"Config": name, "RepoTags": [tag], "Layers": ["layer.tar"]}]).encode()
     with tarfile.open(archive, "w") as tar:

@@ -82,11 +82,11 @@ def _boundary(data: bytes, size: int, from_end: bool) -> int:
 
 # What shellsim says -> what bash and GNU say. (pattern over one line, replacement), applied to the simulated shell.
 _MISSING = "No such file or directory"
+_PLAIN = r"^(cat|grep|wc|ls|cut|uniq|diff|sha256sum|md5sum|nl|tac|cmp)"
 _SIM_WORDING: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.M), text)
     for pattern, text in (
-        (r"^(cat|grep|wc|ls|cut|uniq|diff|sha256sum|md5sum|nl|tac|cmp): (.*): (" + _MISSING + r"|Is a directory): \S*$",
-         r"\1: \2: \3"),
+        (_PLAIN + r": (.*): (" + _MISSING + r"|Is a directory): \S*$", r"\1: \2: \3"),
         (r"^(\w+): WrongAccess$", r"\1: Is a directory"),
         (r"^(head|tail): (.*?): " + _MISSING + r"(?:: \S*)?$", rf"\1: cannot open '\2' for reading: {_MISSING}"),
         (r"^sort: (.*?): " + _MISSING + r"(?:: \S*)?$", rf"sort: cannot read: \1: {_MISSING}"),

@@ -1,8 +1,8 @@
 """The simulated backend: shellsim, a deterministic BusyBox-like shell inside this process. Always labelled simulated.
 
 Covered: files, pipes, text tools, redirections, exit codes, deadlines, output, memory and disk limits; no host access
-and no network by construction. Not covered: Python or any other program, users and permissions (it runs as root), hard
-links, fifos, signals, process limits. A command or flag it does not know gives the shell's own error and
+and no network by construction. Not covered: Python or any other program, users and permissions (it runs as root),
+hard links, fifos, signals, process limits. A command or flag it does not know gives the shell's own error and
 `supported=False`. Not in the paper.
 """
 
@@ -27,7 +27,7 @@ from mini_rome.types import Snapshot, Status
 _CPU = 1 << 62  # shellsim's own count is no wall time: the deadline is what bounds a step
 _OUTPUT_FACTOR = 8  # shellsim counts redirected bytes as output, and for the whole life of an environment
 _ENVIRONMENT_SLACK = 2 << 20  # bytes of disk for the archive of a snapshot and shellsim's own files
-_PROCESS_MEMORY = 4000  # bytes of shellsim's memory count: a finished step leaves 1,300, one with a live process 5,900
+_PROCESS_MEMORY = 4000  # bytes of shellsim's memory count: a finished step adds 1,300, a live process 5,900
 _ARCHIVE = "/tmp/.mini-rome.tar"
 _ROOTS = (WORKDIR, HOME, "/tmp")
 _WIPE = f"cd / && rm -rf {' '.join(_ROOTS)} && mkdir -p {' '.join(_ROOTS)}"
@@ -148,7 +148,7 @@ class SimSandbox(Sandbox):
             head, {"timeout": 124, "ok": done.returncode}.get(status, 137), tail, len(output), status,
             killed=self._end_step(done), notices=notices,
             supported=not (done.unsupported or done.unsupported_commands),
-        )  # fmt: skip
+        )
 
     def _script(self, text: str) -> str:
         """cd, exports and the command, each quoted; the state at its end goes to stderr, its output to stdout."""

@@ -19,8 +19,8 @@ UID = 1000  # the agent, inside
 FIXED_MTIME = 1735689600  # 2025-01-01 00:00:00 UTC, which is also what the simulated clock says
 MAX_PATH = 4096
 
-_TYPES = {tarfile.REGTYPE: "f", tarfile.AREGTYPE: "f", tarfile.DIRTYPE: "d", tarfile.SYMTYPE: "l", tarfile.LNKTYPE: "h"}
 _TAR_TYPES = {"f": tarfile.REGTYPE, "d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE, "h": tarfile.LNKTYPE}
+_TYPES = {kind: letter for letter, kind in _TAR_TYPES.items()} | {tarfile.AREGTYPE: "f"}
 
 
 @dataclass(frozen=True)

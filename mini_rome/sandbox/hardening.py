@@ -1,0 +1,148 @@
+"""What a box is allowed: the flags it is created with, the settings a task may not ask for, the check inside.
+
+`container_options` is pure, so that a test can remove one flag at a time and see an attack case turn red.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from docker.types import LogConfig, Ulimit
+
+from mini_rome.errors import ConfigError, LimitNotEnforced, UnsafeTask
+from mini_rome.sandbox.base import HOME, WORKDIR, Limits
+
+HOSTNAME = "box"
+HEADROOM_MB = 96  # memory for processes beside full tmpfs mounts, below which a box only dies of its own disk
+TMP_MB, HOME_MB, SHM_MB = 64, 16, 16
+RUNNER_CAPABILITIES = ("SETUID", "SETGID", "KILL")
+# What apt, chown and services need, for evaluation of stock tasks only: an agent with these can tamper with its box.
+ROOT_CAPABILITIES = (*RUNNER_CAPABILITIES, "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP", "SYS_CHROOT")
+BOOT = (
+    "import os\n"
+    "def take(n):\n"
+    "    data = b''\n"
+    "    while len(data) < n:\n"
+    "        part = os.read(0, n - len(data))\n"
+    "        part or os._exit(0)\n"
+    "        data += part\n"
+    "    return data\n"
+    "exec(take(int.from_bytes(take(4), 'big')))\n"
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Who the agent is inside. `root_task` is for stock tasks that change /etc, packages or services."""
+
+    name: str = "agent"
+    uid: int = 1000
+    capabilities: tuple[str, ...] = RUNNER_CAPABILITIES
+    read_only: bool = True
+
+
+AGENT = Profile()
+ROOT_TASK = Profile("root_task", 0, ROOT_CAPABILITIES, read_only=False)
+PROFILES = {profile.name: profile for profile in (AGENT, ROOT_TASK)}
+
+
+def container_options(
+    image: str, name: str, labels: Mapping[str, str], limits: Limits, profile: Profile = AGENT,
+    runtime: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments of create_container, arguments of create_host_config) with every default of the hardening.
+
+    Raises LimitNotEnforced when the tmpfs mounts could outgrow the memory limit.
+    """
+    tmpfs_mb = limits.disk_mb + TMP_MB + HOME_MB + SHM_MB
+    if tmpfs_mb + HEADROOM_MB > limits.memory_mb:
+        raise LimitNotEnforced(
+            f"disk_mb={limits.disk_mb} with {tmpfs_mb - limits.disk_mb} MB for /tmp, home and shared memory and "
+            f"{HEADROOM_MB} MB for processes is more than memory_mb={limits.memory_mb}: tmpfs counts as memory"
+        )
+    owner = f"uid={profile.uid},gid={profile.uid}"
+    container = dict(
+        image=image, name=name, labels=dict(labels), entrypoint=["/usr/bin/python3", "-I", "-S", "-c", BOOT],
+        command=[], user="0:0", working_dir="/", hostname=HOSTNAME, environment={}, stdin_open=True, tty=False,
+        detach=False, healthcheck={"test": ["NONE"]}, stop_signal="SIGKILL",
+    )
+    host = dict(
+        network_mode="none", cap_drop=["ALL"], cap_add=list(profile.capabilities),
+        security_opt=["no-new-privileges:true"], read_only=profile.read_only, privileged=False, ipc_mode="private",
+        tmpfs={
+            WORKDIR: f"rw,exec,nosuid,nodev,size={limits.disk_mb}m,nr_inodes={limits.inodes},mode=0755,{owner}",
+            HOME: f"rw,exec,nosuid,nodev,size={HOME_MB}m,nr_inodes=4096,mode=0755,{owner}",
+            "/tmp": f"rw,exec,nosuid,nodev,size={TMP_MB}m,nr_inodes=8192,mode=1777",
+        },
+        shm_size=f"{SHM_MB}m", pids_limit=limits.pids, mem_limit=f"{limits.memory_mb}m",
+        memswap_limit=f"{limits.memory_mb}m", nano_cpus=int(limits.cpus * 1e9), oom_score_adj=500,
+        ulimits=[Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="core", soft=0, hard=0),
+                 Ulimit(name="memlock", soft=65536, hard=65536)],
+        log_config=LogConfig(type="none"), auto_remove=True, dns=["127.0.0.1"], dns_search=["."], init=False,
+        runtime=runtime,
+    )
+    return container, host
+
+
+def refuse_unsafe(settings: Mapping[str, Any], allow_unsafe: bool = False) -> tuple[str, ...]:
+    """The keys of a task's environment settings that break the isolation; () for a harmless one.
+
+    Raises UnsafeTask naming the first, unless `allow_unsafe`: then the keys go into the run's label.
+    """
+    found = tuple(key for key, value in settings.items() if _is_unsafe(key, value))
+    if found and not allow_unsafe:
+        raise UnsafeTask(
+            f"environment.{found[0]} = {settings[found[0]]!r} breaks the isolation; "
+            "--allow-unsafe lets it through and labels the run"
+        )
+    return found
+
+
+def _is_unsafe(key: str, value: Any) -> bool:
+    """Settings that are dangerous whatever they say, and settings that are dangerous for some values."""
+    word = key.lower().replace("-", "_")
+    harmless_values = {
+        "network": ("none", "", None), "network_mode": ("none", "no-network", "", None), "pid": ("", None),
+        "pid_mode": ("", None), "ipc": ("private", "none", "", None), "ipc_mode": ("private", "none", "", None),
+        "userns_mode": ("", None), "uts": ("", None), "cgroupns": ("private", "", None),
+    }
+    if word in harmless_values:
+        return (value.lower() if isinstance(value, str) else value) not in harmless_values[word]
+    always = ("privileged", "allow_internet", "cap_add", "capabilities", "devices", "device_requests", "gpus",
+              "volumes", "binds", "mounts", "volumes_from", "docker_sock", "security_opt", "sysctls", "ports",
+              "extra_hosts", "uts_mode", "cgroup_parent", "runtime", "links")
+    return word in always and bool(value)
+
+
+def task_limits(limits: Limits, settings: Mapping[str, Any]) -> Limits:
+    """Limits with what a task asks for: memory_mb, cpus, storage_mb. Raises ConfigError for a value out of range."""
+    changes: dict[str, Any] = {}
+    for key, name in (("memory_mb", "memory_mb"), ("cpus", "cpus"), ("storage_mb", "disk_mb")):
+        value = settings.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ConfigError(f"environment.{key} = {value!r}: must be a positive number")
+        changes[name] = float(value) if name == "cpus" else int(value)
+    return Limits(**{**limits.__dict__, **changes})
+
+
+def judge(facts: str, limits: Limits, profile: Profile, runtime: str | None) -> None:
+    """Compare what a process of the agent saw with what was asked for. Raises LimitNotEnforced naming a gap."""
+    seen = dict(line.split(None, 1) for line in facts.splitlines() if len(line.split(None, 1)) == 2)
+    wanted = {"NoNewPrivs": "1", "Routes": "0", "ReadOnly": str(int(profile.read_only))}
+    if runtime is None:
+        wanted["Seccomp"] = "2"
+    if profile.uid != 0:
+        wanted |= {name: "0" * 16 for name in ("CapEff", "CapPrm", "CapInh")}
+        wanted["Uid"] = "\t".join([str(profile.uid)] * 4)
+    for name, value in wanted.items():
+        if seen.get(name) != value:
+            raise LimitNotEnforced(f"self-check inside the box: {name} is {seen.get(name)!r}, must be {value!r}")
+    if abs(int(seen.get("Disk", 0)) - (limits.disk_mb << 20)) > 1 << 20 or int(seen.get("Inodes", 0)) > limits.inodes:
+        raise LimitNotEnforced(
+            f"self-check inside the box: /app has {seen.get('Disk')} bytes and {seen.get('Inodes')} inodes, must be "
+            f"{limits.disk_mb << 20} and {limits.inodes}"
+        )
