@@ -19,7 +19,7 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class SafetyEvent:
-    """An attempt seen in a box, written on the host before the observation is returned. Not in the paper's text form."""
+    """An attempt seen in a box, written on the host before the observation is returned. Not in the paper."""
 
     kind: str  # egress | tunnel | reverse_shell | scan | miner | privilege | tamper | secret_read | resource | ...
     severity: str  # low | medium | high
@@ -77,6 +77,7 @@ class Verdict:
     reward: float | None
     reason: str = ""
     verifier: str = "host-check"  # host-check | fresh-container | in-place (tamperable)
+    events: tuple[SafetyEvent, ...] = ()  # files in the work dir that could steer a verifier
 
 
 @dataclass(frozen=True)

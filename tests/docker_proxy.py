@@ -1,12 +1,12 @@
 """A unix-socket proxy between the Docker SDK and the engine, to inject faults without touching the engine.
 
-    with DockerProxy() as proxy:
-        client = docker.DockerClient(base_url=proxy.url)
-        proxy.stall()    # bytes stop in both directions, connections stay open
-        proxy.refuse()   # new connections are refused, old ones go on
-        proxy.cut()      # old connections are closed and new ones refused: the engine was killed
-        proxy.fail("/start")  # requests whose line holds this text are answered with status 500
-        proxy.back()     # all is well again; what was stalled is delivered
+with DockerProxy() as proxy:
+    client = docker.DockerClient(base_url=proxy.url)
+    proxy.stall()    # bytes stop in both directions, connections stay open
+    proxy.refuse()   # new connections are refused, old ones go on
+    proxy.cut()      # old connections are closed and new ones refused: the engine was killed
+    proxy.fail("/start")  # requests whose line holds this text are answered with status 500
+    proxy.back()     # all is well again; what was stalled is delivered
 """
 
 from __future__ import annotations

@@ -66,8 +66,12 @@ def _start(run_id: str, docker_host: str | None) -> subprocess.Popen[bytes]:
     code = f"import sys; sys.path.insert(0, {package!r}); from mini_rome.sandbox.reaper import watch; watch()"
     return subprocess.Popen(
         [sys.executable, "-I", "-c", code, run_id, str(os.getpid()), docker_host or ""],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+    )
 
 
 def _after_fork_in_child() -> None:
