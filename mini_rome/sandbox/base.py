@@ -20,6 +20,7 @@ from typing import Self
 
 from mini_rome.errors import CommandTooLong, SandboxClosed, SandboxDead, SandboxFileError
 from mini_rome.sandbox.output import shape
+from mini_rome.sandbox.safety import observe
 from mini_rome.sandbox.tree import build_tar, entries_of, files_of_tar, initial_snapshot, tar_of_files, tree_hash
 from mini_rome.types import SafetyEvent, Snapshot, Status, StepResult
 
@@ -150,7 +151,7 @@ class Sandbox(abc.ABC):
         self.task_name = task_name
         self.unsafe = unsafe  # isolation settings that --allow-unsafe let through; part of every label
         self.background = "kill"  # or "keep": what becomes of a step's background processes
-        self.observer: Observer | None = None
+        self.observer: Observer | None = observe
         self.steps = 0
         self.cwd = WORKDIR
         self.env: dict[str, str] = {}  # exported variables that differ from DEFAULT_ENV
