@@ -11,13 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mini_rome import __version__
-from mini_rome.errors import ConfigError, MiniRomeError, SandboxUnavailable
-
-if TYPE_CHECKING:
-    import docker
+from mini_rome.errors import ConfigError, MiniRomeError
 
 SAFETY_SETS = Path(__file__).parents[1] / "tests" / "data"  # in a checkout; else name the sets
 
@@ -141,8 +137,9 @@ def add_image(verbs: argparse._SubParsersAction) -> None:
 
 def run_image_build(options: argparse.Namespace) -> int:
     from mini_rome.sandbox import images
+    from mini_rome.sandbox.engine import engine
 
-    client = reach_engine()
+    client = engine().client
     kinds = images.KINDS if options.all else options.kinds or ("base",)
     for number, kind in enumerate(kinds, start=1):
         print(f"[{number}/{len(kinds)}] building mini-rome/{kind} ...", flush=True)
@@ -153,25 +150,15 @@ def run_image_build(options: argparse.Namespace) -> int:
 
 def run_image_list(options: argparse.Namespace) -> int:
     from mini_rome.sandbox import images
+    from mini_rome.sandbox.engine import engine
 
-    found = images.list_images(reach_engine())
+    found = images.list_images(engine().client)
     for tag, image, size in found:
         print(f"{tag:<24} {image.removeprefix('sha256:')[:12]}  {size / 1e6:.0f} MB")
     for kind in images.KINDS:
         if not any(tag == f"mini-rome/{kind}:latest" for tag, _, _ in found):
             print(f"{f'mini-rome/{kind}':<24} missing: {images.build_command(kind)}")
     return 0
-
-
-def reach_engine() -> docker.DockerClient:
-    """The Docker engine. Raises SandboxUnavailable with the ways on."""
-    from mini_rome.doctor import START_DOCKER
-    from mini_rome.sandbox.reaper import connect
-
-    client = connect()
-    if client is None:
-        raise SandboxUnavailable(f"no Docker engine answers: {START_DOCKER} (--sandbox sim)")
-    return client
 
 
 def add_gc(verbs: argparse._SubParsersAction) -> None:
@@ -182,8 +169,9 @@ def add_gc(verbs: argparse._SubParsersAction) -> None:
 
 def run_gc(options: argparse.Namespace) -> int:
     from mini_rome.sandbox import reaper
+    from mini_rome.sandbox.engine import engine
 
-    removed = reaper.gc(options.dry_run, reach_engine())
+    removed = reaper.gc(options.dry_run, engine().client)
     for name in removed:
         print(f"{'would remove' if options.dry_run else 'removed'} {name}")
     print(f"{len(removed)} left-over {'objects' if len(removed) != 1 else 'object'}")

@@ -24,13 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mini_rome.errors import MiniRomeError
+from mini_rome.errors import MiniRomeError, SandboxUnavailable
 
 GB = 2**30
-START_DOCKER = (
-    "start it (systemctl start docker, or dockerd &) or join the docker group; "
-    "without it tasks run in the simulated sandbox"
-)
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "fail": "[bold red]fail[/]"}
 
 
@@ -124,19 +120,16 @@ def check_sim() -> Check:
 
 def check_docker() -> Iterator[Check]:
     """The engine, its isolation, and our images on it."""
-    import docker
+    from mini_rome.sandbox.engine import engine
 
     try:
-        client = docker.from_env(timeout=10)
-        info = client.info()
-    except (docker.errors.DockerException, OSError) as error:
-        yield Check("Docker engine", "note", f"none answers: {error}", START_DOCKER)
+        found = engine()
+    except SandboxUnavailable as error:
+        reason, *ways = str(error).splitlines()
+        yield Check("Docker engine", "note", reason, "\n".join(way.strip() for way in ways))
         return
-    with_runsc = "runsc" in info.get("Runtimes", {})
-    kernel = "runsc (gVisor) registered" if with_runsc else "no runsc: boxes share this machine's kernel"
-    yield Check("Docker engine", "ok", f"{info['ServerVersion']}, {kernel}")
-    yield check_images(client)
-    client.close()
+    yield Check("Docker engine", "ok", found.line)
+    yield check_images(found.client)
 
 
 def check_images(client: Any) -> Check:

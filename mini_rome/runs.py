@@ -97,7 +97,10 @@ def checkpoint(path: str | Path) -> Path:
     folder = Path(path)
     if not folder.exists():
         raise ConfigError(f"--model {path} does not exist. Train one first (make ipa), or name a saved model.")
-    return folder if (folder / "config.json").exists() else folder / MODEL
+    for place in (folder, folder / MODEL):
+        if (place / "config.json").exists():
+            return place
+    raise ConfigError(f"--model {path} holds no saved model: neither config.json nor {MODEL}/config.json is there.")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from mini_rome.errors import ImageMissing
+from mini_rome.errors import ImageMissing, SandboxUnavailable
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: a busy neighbour would slow it twenty times
 
@@ -29,22 +29,16 @@ def backend(request: pytest.FixtureRequest) -> str:
 @functools.cache
 def docker_missing() -> str:
     """Why tests marked docker cannot run here; empty when they can."""
-    import docker
-
+    from mini_rome.sandbox.engine import engine
     from mini_rome.sandbox.images import KINDS, ensure
 
     try:
-        client = docker.from_env(timeout=10)
-        client.ping()
-    except docker.errors.DockerException as error:
-        return f"no Docker engine answers ({error})"
-    try:
         for kind in KINDS:
-            ensure(client, f"mini-rome/{kind}:latest")
+            ensure(engine().client, f"mini-rome/{kind}:latest")
+    except SandboxUnavailable as error:
+        return str(error).splitlines()[0]
     except ImageMissing as error:
         return f"{error} (or all of them: make image)"
-    finally:
-        client.close()
     return ""
 
 

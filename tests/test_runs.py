@@ -99,3 +99,8 @@ def test_a_run_folder_and_its_model_folder_name_the_same_model(tmp_path: Path) -
 def test_a_missing_run_is_named_with_the_way_on() -> None:
     with pytest.raises(ConfigError, match="--model runs/nosuch does not exist.*make ipa"):
         runs.checkpoint("runs/nosuch")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--model {tmp_path} holds no saved model"):
+        runs.checkpoint(tmp_path)
