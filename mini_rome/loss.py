@@ -100,11 +100,8 @@ class _Chunks:
             total, count = self.mean(terms).sum(), self.present.sum()
         else:
             raise ValueError(f"aggregation={aggregation!r}: choose token, chunk or sum")
-        return total / (count if num_items is None else torch.as_tensor(num_items)).clamp(min=1)
-
-
-def _scored(chunk_ids: Tensor, rewards: Tensor) -> Tensor:  # (B, T) bool: in a chunk of a row that has a reward
-    return (chunk_ids >= 0) & torch.isfinite(rewards)[:, None]
+        items = count if num_items is None else torch.as_tensor(num_items, device=total.device)
+        return total / items.clamp(min=1)
 
 
 def count_items(chunk_ids: Tensor, rewards: Tensor, aggregation: Aggregation = "token") -> Tensor:
@@ -113,10 +110,8 @@ def count_items(chunk_ids: Tensor, rewards: Tensor, aggregation: Aggregation = "
     Sum it over accumulation steps and ranks, and give the total to `ipa_loss` so that any split of a batch has the
     same gradient.
     """
-    inside = _scored(chunk_ids, rewards)
-    if aggregation == "token":
-        return inside.sum()
-    return (torch.where(inside, chunk_ids, -1).amax(dim=1) + 1).sum()
+    ids = chunk_ids[torch.isfinite(rewards)]
+    return (ids >= 0).sum() if aggregation == "token" else (ids.amax(dim=1) + 1).sum()
 
 
 def ipa_loss(
@@ -165,7 +160,7 @@ def ipa_loss(
     if mismatch_threshold <= 0:
         raise ValueError(f"mismatch_threshold={mismatch_threshold}: a bound on a ratio must be above 0")
     dtype = torch.promote_types(logps.dtype, torch.float32)
-    chunks = _Chunks(chunk_ids, _scored(chunk_ids, rewards), dtype)
+    chunks = _Chunks(chunk_ids, (chunk_ids >= 0) & torch.isfinite(rewards)[:, None], dtype)
     theta = chunks.only(logps)
     with torch.no_grad():
         positive = (rewards > 0)[:, None]  # (B, 1)

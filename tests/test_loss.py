@@ -263,6 +263,22 @@ def test_a_batch_without_a_chunk_has_loss_zero_and_gradient_zero(aggregation: st
 # Types, gradients, arguments
 
 
+def test_everything_is_computed_on_the_device_of_the_arguments() -> None:
+    """With another default device, a tensor made without naming one would not fit the arguments."""
+    batch = one_row([0, 0, -1, 1], log_ratio=-0.5)
+    logps, old, mu, ids, rewards = batch.tensors()
+    with torch.device("meta"):
+        gain = chunk_returns(ids, rewards, 0.95, num_chunks=2)
+        outputs = [
+            ipa_loss(logps, old, mu, ids, gain, rewards, num_items=4, ratio_level=level, mask_level=level)
+            for level in oracle.LEVELS
+        ]
+        losses = [output.loss for output in outputs] + [imitation_loss(logps, ids, gain)]
+        assert {tensor.device.type for output in outputs for tensor in output.metrics.values()} == {"cpu"}
+        assert {loss.device.type for loss in losses} == {"cpu"}
+        assert calibrate(old, mu, ids, "chunk")["count"] == 2
+
+
 def test_float32_and_half_precision_are_computed_in_float32() -> None:
     batch = one_row([0, 0, -1, 1], log_ratio=-0.5)
     logps, old, mu, ids, rewards = batch.tensors()
