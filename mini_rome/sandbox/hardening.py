@@ -41,6 +41,7 @@ class Profile:
     uid: int = 1000
     capabilities: tuple[str, ...] = RUNNER_CAPABILITIES
     read_only: bool = True
+    private: tuple[str, ...] = ()  # empty folders that only root can enter: for a verifier's tests and reward
 
 
 AGENT = Profile()
@@ -75,6 +76,7 @@ def container_options(
             WORKDIR: f"rw,exec,nosuid,nodev,size={limits.disk_mb}m,nr_inodes={limits.inodes},mode=0755,{owner}",
             HOME: f"rw,exec,nosuid,nodev,size={HOME_MB}m,nr_inodes=4096,mode=0755,{owner}",
             "/tmp": f"rw,exec,nosuid,nodev,size={TMP_MB}m,nr_inodes=8192,mode=1777",
+            **{path: "rw,exec,nosuid,nodev,size=16m,nr_inodes=4096,mode=0700" for path in profile.private},
         },
         shm_size=f"{SHM_MB}m", pids_limit=limits.pids, mem_limit=f"{limits.memory_mb}m",
         memswap_limit=f"{limits.memory_mb}m", nano_cpus=int(limits.cpus * 1e9), oom_score_adj=500,
