@@ -90,7 +90,7 @@ class IPAConfig(GRPOConfig):
         default="trainer",
         metadata={"help": "trainer: score pi_old with the weights that sampled; sampler: use log mu instead (named in results)."},
     )
-    max_new_tokens: int = field(default=32, metadata={"help": "Tokens of one response at most."})
+    max_new_tokens: int = field(default=28, metadata={"help": "Tokens of one response at most."})
 
     learning_rate: float = field(default=5e-4, metadata={"help": "Initial learning rate for AdamW."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning rate schedule."})
@@ -98,6 +98,7 @@ class IPAConfig(GRPOConfig):
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Rollouts per device and micro-batch."})
     gradient_accumulation_steps: int = field(default=4, metadata={"help": "Micro-batches per optimiser step."})
     num_generations: int | None = field(default=8, metadata={"help": "Rollouts of one task in a step."})
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: less memory, slower."})
     max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient norm is clipped to this."})
     temperature: float = field(default=1.0, metadata={"help": "Must be 1: anything else biases every ratio."})
     top_k: int = field(default=0, metadata={"help": "Must be 0 (off): anything else biases every ratio."})

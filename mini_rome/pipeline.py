@@ -87,8 +87,8 @@ class RunArguments:
 class Run:
     """One run: a context manager whose methods are the stages."""
 
-    def __init__(self, arguments: RunArguments, args: IPAConfig) -> None:
-        self.arguments, self.args = arguments, args
+    def __init__(self, arguments: RunArguments, args: IPAConfig, kind: str = "ipa") -> None:
+        self.arguments, self.args, self.kind = arguments, args, kind
         self.ranks = PartialState()
         self.display = Display(self.ranks.is_main_process)
         self.begun = time.monotonic()
@@ -120,7 +120,8 @@ class Run:
         self.pool = Pool(backend, size=self.arguments.boxes)
         self.folder = self._folder()
         self.display.line(f"run: {self.folder}")
-        self._say_what_is_live()
+        if self.kind == "ipa":
+            self._say_what_is_live()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -140,9 +141,9 @@ class Run:
                     raise ConfigError(f"--resume {self.arguments.resume}: no {STATE} there, so no run to go on with")
                 chosen = [str(folder)]
             elif self.args.output_dir is not None and self.args.output_dir != "trainer_output":
-                chosen = [str(claim(self.args.output_dir, "ipa"))]
+                chosen = [str(claim(self.args.output_dir, self.kind))]
             else:
-                chosen = [str(new_run(kind="ipa"))]
+                chosen = [str(new_run(kind=self.kind))]
         broadcast_object_list(chosen)
         folder = Path(chosen[0])
         if self.arguments.resume is not None:
@@ -263,15 +264,15 @@ class Run:
         """Fields that the configuration computes and that must be computed again for a copy of it."""
         return {"generation_batch_size": None, "steps_per_generation": None}
 
-    def evaluate(self, stage: str, tasks: list[Task]) -> None:
-        """Success on held-out tasks from the initial state, kept for the report."""
+    def evaluate(self, stage: str, tasks: list[Task], chunks: list[int] | None = None) -> None:
+        """Success on held-out tasks (of these horizons) from the initial state, kept for the report."""
         if stage in self.success:
             return
         with self.display.stage(f"evaluation ({stage})", len(tasks)) as update:
             result = evaluate(
                 self.rollout, tasks, rank=self.ranks.process_index, ranks=self.ranks.num_processes, progress=update
             )
-        summary = result.summary()
+        summary = {**result.summary(), "chunks": chunks or self.arguments.chunks}
         self.success[stage] = summary
         self.display.line(f"success {stage}: {percent(summary)}")
         self._save_state()
@@ -308,9 +309,10 @@ class Run:
         }
         write_json(self.folder / SUMMARY, summary)
         write_csv(self.folder / CURVE_CSV, self.rows, COLUMNS)
-        learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
         self.display.console.print(self._table(minutes))
-        self.display.line(f"figure: {self.folder / CURVE_PNG}")
+        if any(row["metric"] == "test_success" for row in self.rows):
+            learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
+            self.display.line(f"figure: {self.folder / CURVE_PNG}")
 
     def _table(self, minutes: float) -> Table:
         simulated = " (simulated)" if self.pool.backend == "sim" else ""
@@ -318,10 +320,9 @@ class Run:
         for column in ("stage", "chunks", "success", "95 % interval", "n"):
             table.add_column(column)
         for stage, summary in self.success.items():
-            chunks = self.arguments.sft_chunks if stage == "sft_short" else self.arguments.chunks
             rate = "-" if summary["rate"] is None else f"{summary['rate']:.1%}"
             interval = f"{summary['low']:.1%} to {summary['high']:.1%}"
-            table.add_row(stage, " ".join(map(str, chunks)), rate, interval, str(summary["n"]))
+            table.add_row(stage, " ".join(map(str, summary["chunks"])), rate, interval, str(summary["n"]))
         return table
 
 

@@ -27,6 +27,7 @@ class MaskedSFTConfig(SFTConfig):
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Trajectories per device and micro-batch."})
     max_length: int | None = field(default=None, metadata={"help": "Cut rows to this; off, since it cuts episodes."})
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: less memory, slower."})
     save_strategy: str = field(default="no", metadata={"help": "When to save checkpoints."})
     report_to: str = field(default="none", metadata={"help": "trackio, tensorboard, wandb or none."})
     disable_tqdm: bool | None = field(default=True, metadata={"help": "The recipes show their own progress."})

@@ -24,10 +24,11 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
+from trl import ModelConfig  # noqa: E402
+
 from mini_rome.config import IPAConfig  # noqa: E402
 from mini_rome.options import OptionsParser, guarded, lora_config  # noqa: E402
 from mini_rome.pipeline import Run, RunArguments  # noqa: E402
-from trl import ModelConfig  # noqa: E402
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
         if run.needs_sft:
             run.evaluate("untrained", long_test)
             run.sft()
-            run.evaluate("sft_short", short_test)
+            run.evaluate("sft_short", short_test, arguments.sft_chunks)
             run.evaluate("sft", long_test)
             run.save_model("sft")
 
