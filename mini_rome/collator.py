@@ -1,4 +1,4 @@
-"""Rows for masked SFT, two ways that share `masks.masked_labels`: once as a dataset transform, or at batch time."""
+"""Rows for masked SFT, two ways that share `masks.turn_labels`: once as a dataset transform, or at batch time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mini_rome.masks import IGNORE, MaskPolicy, masked_labels
-from mini_rome.types import Trajectory
+from mini_rome.masks import IGNORE, MaskPolicy, masked_labels, turn_labels
+from mini_rome.types import Trajectory, Turn
+
+# What the masks read of a turn; the rest (log-probs, safety events, wall time) stays out of a record.
+RECORDED = (
+    "ids", "text", "commands", "observation", "observation_ids", "exit_code", "status", "malformed", "reasons"
+)  # fmt: skip
 
 
 def to_sft_rows(trajectories: Iterable[Trajectory], policy: MaskPolicy) -> list[dict[str, list[int]]]:
@@ -27,20 +32,34 @@ def to_sft_rows(trajectories: Iterable[Trajectory], policy: MaskPolicy) -> list[
     return rows
 
 
+def to_records(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+    """Trajectories as plain data for a `datasets.Dataset`: prompt_ids and what the masks read of each turn."""
+    return [
+        {
+            "prompt_ids": each.prompt_ids,
+            "turns": [{name: getattr(turn, name) for name in RECORDED} for turn in each.turns],
+        }
+        for each in trajectories
+    ]
+
+
 @dataclass
 class MaskedSFTCollator:
     """The mask policy applied at batch time, for policies that change and for walkthroughs.
 
-    Takes rows {"trajectory": Trajectory}; returns input_ids, attention_mask and labels (B, T) int64, padded on the
-    right. Needs `remove_unused_columns=False` and `skip_prepare_dataset`, and goes neither with packing nor with
-    padding-free batches.
+    Takes rows of `to_records`; returns input_ids, attention_mask and labels (B, T) int64, padded on the right.
+    SFTConfig needs remove_unused_columns=False and dataset_kwargs={"skip_prepare_dataset": True}; neither packing nor
+    padding-free batches go with it.
     """
 
     pad_token_id: int
     policy: MaskPolicy = field(default_factory=MaskPolicy)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        pairs = [masked_labels(row["trajectory"], self.policy) for row in rows]
+        pairs = [
+            turn_labels(row["prompt_ids"], [Turn(logprobs=[], **turn) for turn in row["turns"]], self.policy)
+            for row in rows
+        ]
         length = max(len(input_ids) for input_ids, _ in pairs)
 
         def padded(values: Iterable[list[int]], fill: int) -> Tensor:

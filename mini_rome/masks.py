@@ -133,9 +133,13 @@ def masked_labels(trajectory: Trajectory, policy: MaskPolicy) -> tuple[list[int]
     >>> masked_labels(Trajectory(task, [1, 2], turns), MaskPolicy())
     ([1, 2, 4, 9, 7, 5, 9], [-100, -100, -100, -100, -100, 5, 9])
     """
-    turns = trajectory.turns
+    return turn_labels(trajectory.prompt_ids, trajectory.turns, policy)
+
+
+def turn_labels(prompt_ids: list[int], turns: Sequence[Turn], policy: MaskPolicy) -> tuple[list[int], list[int]]:
+    """`masked_labels` of what a trajectory is made of: all that both ways of building rows share."""
     kept = [a * b for a, b in zip(error_mask(turns, policy), relevance_mask(turns, policy), strict=True)]
-    input_ids = list(trajectory.prompt_ids)
+    input_ids = list(prompt_ids)
     labels = [IGNORE] * len(input_ids)
     for keep, (_, generated, observed) in zip(kept, turn_tokens(turns), strict=True):
         input_ids += generated + observed

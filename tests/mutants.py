@@ -36,7 +36,7 @@ TESTS = {  # quick ones first: most mutants die there
     "chunking": ["test_chunking.py", "test_loss_wrong_readings.py"],
     "credit": ["test_credit.py"],
     "loss": ["test_loss_wrong_readings.py", "test_loss.py"],
-    "masks": ["test_masks.py", "test_collator.py"],
+    "masks": ["test_masks.py"],
     "resample": ["test_resample.py"],
 }
 # Pytest without what only people need: plugins, rewritten asserts and configuration take longer than most tests.
