@@ -192,6 +192,7 @@ def _talk(stream: Any, stdin: bytes, deadline: float) -> bytes | None:
         return None
     finally:
         stream.close()
+        channel.close()
 
 
 def _unframed(raw: bytes) -> bytes:
