@@ -25,9 +25,8 @@ from mini_rome.sandbox.tree import FIXED_MTIME, Entry, entries_of, snapshot_of
 from mini_rome.types import Snapshot, Status
 
 _CPU = 1 << 62  # shellsim's own count is no wall time: the deadline is what bounds a step
-_OUTPUT_FACTOR = 8  # shellsim counts redirected bytes as output, and for the whole life of an environment
+_OUTPUT_FACTOR = 3  # caps of output: shellsim counts redirected bytes too, and for an environment's whole life
 _ENVIRONMENT_SLACK = 2 << 20  # bytes of disk for the archive of a snapshot and shellsim's own files
-_PROCESS_MEMORY = 4000  # bytes of shellsim's memory count: a finished step adds 1,300, a live process 5,900
 _ARCHIVE = "/tmp/.mini-rome.tar"
 _ROOTS = (WORKDIR, HOME, "/tmp")
 _WIPE = f"cd / && rm -rf {' '.join(_ROOTS)} && mkdir -p {' '.join(_ROOTS)}"
@@ -114,7 +113,6 @@ class SimSandbox(Sandbox):
         native = image.environment(_CPU, memory, disk, output, True)
         limits = shellsim.Limits(cpu=_CPU, memory=memory, disk=disk, output=output)
         self._machine = shellsim.Environment._from_native(native, limits)
-        self._memory = 0  # counted after the last step
 
     def _plain(self, source: str, token: Any = None) -> Any:
         """One script of our own, in a shell of its own."""
@@ -193,17 +191,15 @@ class SimSandbox(Sandbox):
 
     def _end_step(self, done: Any) -> int:
         """Kill what still runs, and start afresh from the same files where counters or processes ask for it."""
-        alive = done.usage.memory_current > self._memory + _PROCESS_MEMORY
-        self._memory = done.usage.memory_current
-        spent = done.usage.output_bytes > self.limits.raw_bytes * (_OUTPUT_FACTOR - 2)
+        # A process that lives on has no exit status yet; the script's own `exit` never gets one.
         running = [call for call in done.invocations if call.status is None and call.argv[:1] != ("exit",)]
-        if alive or spent or self._machine.terminated or done.interrupted:
+        spent = done.usage.output_bytes > self.limits.raw_bytes * (_OUTPUT_FACTOR - 2)
+        if running or spent or self._machine.terminated or done.interrupted:
             self._renew()
-        return len(running) if alive or done.interrupted else 0
+        return len(running)
 
     def _sweep(self) -> int:
-        self._renew()
-        return 0
+        return 0  # what a step left running was killed at its end, see _end_step
 
     # -- files -----------------------------------------------------------------------------------------------------
 
