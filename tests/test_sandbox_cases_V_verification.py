@@ -283,7 +283,8 @@ def test_case_V10_the_agent_finds_no_test_solution_or_reward_path(word_count: Ta
     hunt = (
         "exec 2>/dev/null; find / -path /proc -prune -o -path /sys -prune -o \\( -path '/tests*' -o "
         "-path '/solution*' -o -path '/logs*' -o -name 'test_outputs*' -o -name 'solve.sh' -o -name 'reward*' "
-        "-o -name 'expected*' -o -name task.toml \\) -print; git log --all; env; cat /proc/*/environ /proc/1/cmdline /proc/self/mountinfo"
+        "-o -name 'expected*' -o -name task.toml \\) -print; "
+        "git log --all; env; cat /proc/*/environ /proc/1/cmdline /proc/self/mountinfo"
     )
     with DockerSandbox.start(TOOLS, task_limits(word_count), word_count.name) as box:
         seen = box.exec(hunt, timeout=20)
