@@ -90,7 +90,7 @@ class IPAConfig(GRPOConfig):
         default="trainer",
         metadata={"help": "trainer: score pi_old with the weights that sampled; sampler: use log mu instead (named in results)."},
     )
-    max_new_tokens: int = field(default=28, metadata={"help": "Tokens of one response at most."})
+    max_new_tokens: int = field(default=20, metadata={"help": "Tokens of one response at most."})
 
     learning_rate: float = field(default=5e-4, metadata={"help": "Initial learning rate for AdamW."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning rate schedule."})

@@ -16,7 +16,7 @@ from mini_rome.stats import wilson
 from mini_rome.types import Task, Trajectory
 
 # Section 4 of the paper: temperature 0.7, top-p 0.8, top-k 20.
-PAPER_SAMPLING = SamplingParams(max_new_tokens=32, temperature=0.7, top_p=0.8, top_k=20)
+PAPER_SAMPLING = SamplingParams(max_new_tokens=20, temperature=0.7, top_p=0.8, top_k=20)
 EVALUATION_STEP = 1 << 30  # keeps the random numbers of evaluations apart from those of training steps
 
 
