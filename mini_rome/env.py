@@ -39,15 +39,18 @@ def combine(results: list[StepResult]) -> StepResult | None:
 class Env:
     """One task in one box. `reset` may start in the middle of an expert's trajectory by a snapshot."""
 
-    def __init__(self, task: Task, pool: Pool, max_turns: int | None = None) -> None:
-        """max_turns: responses until truncation; default K + 4, so that a few mistakes can be repaired."""
+    def __init__(self, task: Task, pool: Pool, max_turns: int | None = None, max_malformed: int = 3) -> None:
+        """max_turns: responses until truncation; default K + 4, so that a few mistakes can be repaired.
+        max_malformed: malformed responses in a row until truncation. Neither is in the paper."""
         self.task = task
         self.max_turns = task.chunks + 4 if max_turns is None else max_turns
         if self.max_turns < 1:
             raise ConfigError(f"max_turns={max_turns}: must be at least 1")
+        self.max_malformed = max_malformed
         self._pool = pool
         self._box: Sandbox | None = None
         self._turns = 0
+        self._malformed = 0  # in a row
         self._over = True
 
     @property
@@ -67,7 +70,7 @@ class Env:
         else:
             self._box.reset()
         self._box.restore(initial_snapshot(self.task.files) if start is None else start)
-        self._turns, self._over = turns, False
+        self._turns, self._malformed, self._over = turns, 0, False
         return self.task.instruction, {"task": self.task.name, "backend": self._box.backend, "seed": seed}
 
     def step(self, action: str | Response) -> tuple[str, float | None, bool, bool, Info]:
@@ -79,6 +82,7 @@ class Env:
             raise ConfigError("step() after the episode ended: call reset() first")
         response = parse_response(action) if isinstance(action, str) else action
         self._turns += 1
+        self._malformed = self._malformed + 1 if response.problem else 0
         results, submitted = [], False
         for call in response.calls:
             if call.tool == "submit":
@@ -93,7 +97,8 @@ class Env:
             self._over = True
             info["verdict"] = Verdict(None, result.status)
             return "", None, False, True, info
-        truncated = not submitted and self._turns >= self.max_turns
+        used_up = self._turns >= self.max_turns or self._malformed >= self.max_malformed
+        truncated = used_up and not submitted
         observation = f"[{response.problem}]" if response.problem else shown(result) if result else ""
         if not (submitted or truncated):
             return observation, 0.0, False, False, info

@@ -117,7 +117,8 @@ class Run:
         set_seed(self.args.seed)
         backend, why = resolve(self.arguments.sandbox)
         self.display.line(why)
-        self.pool = Pool(backend, size=self.arguments.boxes)
+        # A simulated box is a few kilobytes: more of them at once only make larger batches.
+        self.pool = Pool(backend, size=self.arguments.boxes if backend == "docker" else max(256, self.arguments.boxes))
         self.folder = self._folder()
         self.display.line(f"run: {self.folder}")
         if self.kind == "ipa":
