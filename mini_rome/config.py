@@ -14,8 +14,9 @@ from mini_rome.loss import OBJECTIVES
 
 # GRPO options that the equations of IPA have no place for: setting one would do nothing, so it is an error.
 IGNORED = (
-    *("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "scale_rewards", "reward_weights"),
-    *("multi_objective_aggregation", "mask_truncated_completions", "top_entropy_quantile", "entropy_coef"),
+    *("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "scale_rewards"),
+    *("reward_weights", "multi_objective_aggregation"),
+    *("mask_truncated_completions", "top_entropy_quantile", "entropy_coef"),
     *("use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
     *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
     *("vespo_lambda_neg", "off_policy_mask_threshold", "use_bias_correction_kl", "max_tool_calling_iterations"),
@@ -40,7 +41,7 @@ class IPAConfig(GRPOConfig):
     output_dir: str | None = field(default=None, metadata={"help": "Where checkpoints go."})
     objective: str = field(
         default="ipa",
-        metadata={"help": "reinforce (eq. 3), tis (4), topr (5), baseline (6) or ipa (9); sets gamma, levels and ratio."},
+        metadata={"help": "reinforce (eq. 3), tis (4), topr (5), baseline (6), ipa (9): sets gamma, levels, ratio."},
     )
     gamma: float | None = field(
         default=None,
@@ -62,7 +63,7 @@ class IPAConfig(GRPOConfig):
     )
     failure_reward: float = field(
         default=0.0,
-        metadata={"help": "Reward of a failed episode. Not in the paper; at 0 the negative branch gives no gradient."},
+        metadata={"help": "Reward of a failed episode. Not in the paper; at 0 failures give no gradient."},
     )
     resampling: str = field(
         default="rollback",
@@ -78,17 +79,17 @@ class IPAConfig(GRPOConfig):
     anchor_mode: str = field(default="uniform", metadata={"help": "Parallel starts: uniform or random."})
     il_when: str = field(
         default="never",
-        metadata={"help": "Imitate the expert (eq. 10): never, always, or fork_failed (no resample of it succeeded)."},
+        metadata={"help": "Imitate the expert (eq. 10): never, always, fork_failed (no resample of it succeeded)."},
     )
     lambda_il: float = field(default=1.0, metadata={"help": "Weight of imitation in eq. 10. Not in the paper."})
     lambda_rl: float = field(default=1.0, metadata={"help": "Weight of eq. 9 in eq. 10. Not in the paper."})
     expert_refresh: int = field(
         default=20,
-        metadata={"help": "Steps between replacing an expert by a shorter verified self-sample; 0: never. Not in the paper."},
+        metadata={"help": "Steps between replacing experts by shorter verified samples; 0: never. Not in the paper."},
     )
     pi_old_source: str = field(
         default="trainer",
-        metadata={"help": "trainer: score pi_old with the weights that sampled; sampler: use log mu instead (named in results)."},
+        metadata={"help": "trainer: score pi_old with the weights that sampled; sampler: use log mu instead."},
     )
     max_new_tokens: int = field(default=20, metadata={"help": "Tokens of one response at most."})
 
@@ -98,7 +99,7 @@ class IPAConfig(GRPOConfig):
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Rollouts per device and micro-batch."})
     gradient_accumulation_steps: int = field(default=4, metadata={"help": "Micro-batches per optimiser step."})
     num_generations: int | None = field(default=8, metadata={"help": "Rollouts of one task in a step."})
-    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: less memory, slower."})
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: saves memory."})
     max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient norm is clipped to this."})
     temperature: float = field(default=1.0, metadata={"help": "Must be 1: anything else biases every ratio."})
     top_k: int = field(default=0, metadata={"help": "Must be 0 (off): anything else biases every ratio."})

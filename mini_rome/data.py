@@ -15,7 +15,7 @@ from mini_rome.types import Split, Task, Trajectory
 
 
 def make_tasks(families: Sequence[str], chunks: Sequence[int], count: int, split: Split, seed: int = 0) -> list[Task]:
-    """`count` instances, families and horizons taken in turn; the seeds of two calls with other `seed` do not meet."""
+    """`count` instances, families and horizons in turn; the seeds of two calls with other `seed` do not meet."""
     if count < 1 or not families or not chunks:
         raise ConfigError(f"families {list(families)}, chunks {list(chunks)}, count {count}: none may be empty")
     makers = [get_family(name) for name in families]

@@ -1,8 +1,8 @@
-"""An environment over one sandbox: make, reset, step, close, with the Gymnasium five-tuple promise (as in ROCK's GEM API).
+"""An environment on a sandbox: make, reset, step, close; Gymnasium's five-tuple promise (as in ROCK's GEM API).
 
-The action is a whole response of the agent; the observation is the text it gets back. The reward is 0.0 until the end,
-then the verifier's number in [0, 1], or None when the infrastructure failed. An episode that runs out of turns is
-truncated and still verified.
+The action is a whole response of the agent; the observation is the text it gets back. The reward is 0.0 until the
+end, then the verifier's number in [0, 1], or None when the infrastructure failed. An episode that runs out of turns
+is truncated and still verified.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Env:
     def step(self, action: str | Response) -> tuple[str, float | None, bool, bool, Info]:
         """Run the calls of one response. Returns observation, reward, terminated, truncated, info.
 
-        info: result (StepResult or None), problem (why the response was malformed), submitted, and at the end verdict.
+        info: result (StepResult or None), problem (why the response was malformed), submitted; at the end verdict.
         """
         if self._over:
             raise ConfigError("step() after the episode ended: call reset() first")

@@ -50,7 +50,8 @@ class Success:
 
 def tally(outcomes: Sequence[tuple[str, float | None, str]]) -> Success:
     """Count (family, reward or None, ending) of episodes; success is a reward of 1."""
-    result, families = Success(), defaultdict(lambda: [0, 0])
+    result = Success()
+    families: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for family, reward, _ in outcomes:
         if reward is None:
             result.unscored += 1

@@ -42,7 +42,7 @@ class Start:
                 raise StartMismatch(f"{self.task.name} p={self.p}: processes were alive, which no snapshot restores")
             found = env.box.snapshot().tree_hash
             if found != self.snapshot.tree_hash:
-                raise StartMismatch(f"{self.task.name} p={self.p}: restored tree {found[:12]} differs from the record")
+                raise StartMismatch(f"{self.task.name} p={self.p}: restored tree {found[:12]} is not the record's")
         return Trajectory(
             task=self.task,
             prompt_ids=chat.prompt(instruction),

@@ -42,7 +42,8 @@ def corpus(seed: int, per_family: int = 400) -> Iterable[str]:
             yield from (f" {command}" for command in task.expert)
             yield f" {family.mistake(task, rng.randrange(task.chunks), rng)}"
     yield from ["user\n", "assistant\n", "tool\n", "bash", "submit", "[timed out]", "[exit 1]", "[exit 2]"] * 50
-    yield from ["cat: x: No such file or directory\n", "head: cannot open 'x' for reading: No such file or directory\n"] * 50
+    missing = "No such file or directory\n"
+    yield from [f"cat: x: {missing}", f"head: cannot open 'x' for reading: {missing}"] * 50
 
 
 def build_tokenizer(seed: int = 0, vocab_size: int = 1024) -> PreTrainedTokenizerFast:

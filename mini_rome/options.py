@@ -62,7 +62,7 @@ class OptionsParser(TrlParser):
 
     @staticmethod
     def _entry(entry: dataclasses.Field) -> list[str]:
-        default = entry.default_factory() if entry.default is dataclasses.MISSING else entry.default
+        default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
         shown = " ".join(map(str, default)) if isinstance(default, list) else default
         text = f"{entry.metadata.get('help', '')} [{shown}]"
         body = textwrap.wrap(text, width=86)

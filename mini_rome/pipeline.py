@@ -29,12 +29,22 @@ from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
 from mini_rome.rollout import Rollout
-from mini_rome.runs import CURVE_CSV, CURVE_PNG, MODEL, SUMMARY, claim, new_run, provenance, write_csv, write_json, writing
+from mini_rome.runs import (
+    CURVE_CSV,
+    CURVE_PNG,
+    SUMMARY,
+    claim,
+    new_run,
+    provenance,
+    write_csv,
+    write_json,
+    writing,
+)
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
-from mini_rome.trainer import IPATrainer, last_checkpoint
 from mini_rome.trace import ChatFormat
+from mini_rome.trainer import IPATrainer, last_checkpoint
 from mini_rome.types import Split, Task
 
 STATE = "state.json"  # numbers of the stages done so far, for --resume
@@ -60,12 +70,12 @@ class RunArguments:
     sft_steps: int = field(default=400, metadata={"help": "Optimiser steps of SFT."})
     sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
     sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
-    mistake_rate: float = field(default=0.1, metadata={"help": "Share of expert chunks with an injected failure before."})
+    mistake_rate: float = field(default=0.1, metadata={"help": "Share of expert chunks preceded by a failure."})
     extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
     eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
     eval_every: int = field(default=10, metadata={"help": "Steps between evaluations for the curve; 0: none."})
     curve_tasks: int = field(default=64, metadata={"help": "Held-out tasks of each evaluation for the curve."})
-    naive: bool = field(default=False, metadata={"help": "Also train the naive arm: same steps, starts always initial."})
+    naive: bool = field(default=False, metadata={"help": "Also train the naive arm: every start initial."})
     resume: str | None = field(default=None, metadata={"help": "Run folder to go on with after it was stopped."})
     boxes: int = field(default=64, metadata={"help": "Sandboxes open at once, at most."})
 
@@ -99,11 +109,12 @@ class Run:
 
     def _check(self) -> None:
         """All that can be known to be wrong is said before anything is written."""
-        tasks, rollouts = self.arguments.train_tasks, self.args.num_generations
-        if self.args.generation_batch_size % (tasks * rollouts) and tasks * rollouts % self.args.generation_batch_size:
+        tasks, rollouts = self.arguments.train_tasks, self.args.num_generations or 1
+        planned, batch = tasks * rollouts, self.args.generation_batch_size
+        if batch % planned and planned % batch:
             raise ConfigError(
                 f"--train_tasks {tasks} times --num_generations {rollouts} does not fit the "
-                f"{self.args.generation_batch_size} rollouts of a step (batch size x accumulation x processes)."
+                f"{batch} rollouts of a step (batch size x accumulation x processes)."
             )
         for split in ("train", "test"):
             make_tasks(self.arguments.families, [*self.arguments.chunks, *self.arguments.sft_chunks], 1, split)
@@ -118,7 +129,8 @@ class Run:
         backend, why = resolve(self.arguments.sandbox)
         self.display.line(why)
         # A simulated box is a few kilobytes: more of them at once only make larger batches.
-        self.pool = Pool(backend, size=self.arguments.boxes if backend == "docker" else max(256, self.arguments.boxes))
+        boxes = self.arguments.boxes if backend == "docker" else max(256, self.arguments.boxes)
+        self.pool = Pool(backend, size=boxes)
         self.folder = self._folder()
         self.display.line(f"run: {self.folder}")
         if self.kind == "ipa":
@@ -159,11 +171,14 @@ class Run:
         mask = (
             f"live, level {args.mask_level}, H {args.mismatch_threshold}"
             if self.arguments.sampler_dtype
-            else f"level {args.mask_level}, H {args.mismatch_threshold}; sampler and trainer agree, so it will not fire"
+            else f"level {args.mask_level}, H {args.mismatch_threshold}; sampler and trainer agree: it will not fire"
         )
-        self.display.line(f"sampler: {self.arguments.sampler} ({self.arguments.sampler_dtype or 'the trainer itself'})")
-        self.display.line(f"loss: {args.objective}; gamma {args.gamma}; negatives {negatives}; ratio {ratio}; mask {mask}; "
-                          f"imitation {args.il_when}; starts {args.resampling}")
+        weights = self.arguments.sampler_dtype or "the trainer itself"
+        self.display.line(f"sampler: {self.arguments.sampler} ({weights})")
+        self.display.line(
+            f"loss: {args.objective}; gamma {args.gamma}; negatives {negatives}; ratio {ratio}; mask {mask}; "
+            f"imitation {args.il_when}; starts {args.resampling}"
+        )
 
     def tasks(self, split: Split, chunks: list[int]) -> list[Task]:
         """Held-out tasks of these horizons."""
@@ -232,7 +247,7 @@ class Run:
         stop = StopAfterStep(self.display)
         trainer.add_callback(stop)
         with self.display.stage("SFT", a.sft_steps) as update, stop.armed():
-            trainer.add_callback(TrainingProgress(update, lambda logs: f"loss {logs['loss']:.3f}" if "loss" in logs else ""))
+            trainer.add_callback(TrainingProgress(update, _loss_note))
             trainer.train()
         self._use(trainer.accelerator.unwrap_model(trainer.model))
 
@@ -245,7 +260,8 @@ class Run:
 
     def train_ipa(self, variant: str, experts: list[Expert], peft_config: Any, **changes: Any) -> None:
         """IPA from the present model; `changes` are options of this arm."""
-        args = dataclasses.replace(self.args, output_dir=str(self.folder / variant), **self._derived(), **changes)
+        folder = self.folder / variant
+        args = dataclasses.replace(self.args, output_dir=str(folder), **self._derived(), **changes)
         set_seed(args.seed)  # an adapter is drawn inside the trainer's constructor, before it sets the seed itself
         stop = StopAfterStep(self.display)
         trainer = IPATrainer(
@@ -253,8 +269,8 @@ class Run:
         )
         quiet(trainer)
         trainer.add_callback(_Curve(self, trainer, variant))
-        checkpoint = last_checkpoint(args.output_dir) if self.arguments.resume is not None else None
-        with self.display.stage(f"IPA ({variant})", args.max_steps) as update, stop.armed(), writing(args.output_dir):
+        checkpoint = last_checkpoint(folder) if self.arguments.resume is not None else None
+        with self.display.stage(f"IPA ({variant})", args.max_steps) as update, stop.armed(), writing(folder):
             trainer.add_callback(TrainingProgress(update, _note))
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         self.model = trainer.accelerator.unwrap_model(trainer.model)
@@ -317,7 +333,8 @@ class Run:
 
     def _table(self, minutes: float) -> Table:
         simulated = " (simulated)" if self.pool.backend == "sim" else ""
-        table = Table(title=f"held-out success, backend {self.pool.backend}{simulated}, seed {self.args.seed}, {minutes:.1f} min")
+        where = f"backend {self.pool.backend}{simulated}, seed {self.args.seed}"
+        table = Table(title=f"held-out success, {where}, {minutes:.1f} min")
         for column in ("stage", "chunks", "success", "95 % interval", "n"):
             table.add_column(column)
         for stage, summary in self.success.items():
@@ -336,7 +353,8 @@ class _Curve(TrainerCallback):
         self.tasks = make_tasks(a.families, a.chunks, a.curve_tasks, "validation", run.args.seed)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        for name, metric in (("success", "train_success"), ("start/mean", "start_position"), ("grad_norm", "grad_norm")):
+        shown = {"success": "train_success", "start/mean": "start_position", "grad_norm": "grad_norm"}
+        for name, metric in shown.items():
             if logs and logs.get(name) is not None:
                 self.run.point(self.variant, state.global_step, metric, float(logs[name]))
 
@@ -364,6 +382,10 @@ def percent(summary: dict[str, Any]) -> str:
     if summary["rate"] is None:
         return "no episode could be scored"
     return f"{summary['rate']:.1%} [{summary['low']:.1%}, {summary['high']:.1%}], n {summary['n']}"
+
+
+def _loss_note(logs: dict[str, float]) -> str:
+    return f"loss {logs['loss']:.3f}" if "loss" in logs else ""
 
 
 def _note(logs: dict[str, float]) -> str:

@@ -1,6 +1,6 @@
 """What a person sees while a run is going: one live line per stage in a terminal, plain lines elsewhere.
 
-Also what makes a run stoppable: Ctrl-C ends it after the step at hand, with a checkpoint; a second one ends it at once.
+Also what makes a run stoppable: Ctrl-C ends it after the step at hand, with a checkpoint; a second one at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masked supervised fine-tuning (paper, eqs. 1-2) with TRL's SFTTrainer: rows of ids and labels, nothing else changed."""
+"""Masked supervised fine-tuning (paper, eqs. 1-2) with TRL's SFTTrainer: rows of ids and labels, no more."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class MaskedSFTConfig(SFTConfig):
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
     warmup_steps: float = field(default=20, metadata={"help": "Steps of linear warm-up."})
     max_steps: int = field(default=500, metadata={"help": "Optimiser steps."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Trajectories per device and micro-batch."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Trajectories per micro-batch."})
     max_length: int | None = field(default=None, metadata={"help": "Cut rows to this; off, since it cuts episodes."})
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
-    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: less memory, slower."})
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: saves memory."})
     save_strategy: str = field(default="no", metadata={"help": "When to save checkpoints."})
     report_to: str = field(default="none", metadata={"help": "trackio, tensorboard, wandb or none."})
     disable_tqdm: bool | None = field(default=True, metadata={"help": "The recipes show their own progress."})

@@ -6,7 +6,7 @@
 
 What differs from plain SFT:
   1. trajectories are run in the sandbox, with injected mistakes and the recoveries after them;
-  2. whole turns whose call or execution failed, or that do not serve the task, stay in the context and out of the loss;
+  2. whole turns whose call or execution failed, or that do not serve the task, stay in context and out of the loss;
   3. what the environment wrote is never trained, the stop token of a kept response is.
 
 Commands:

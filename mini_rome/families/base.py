@@ -1,7 +1,7 @@
 """What a procedural family is: a seeded generator of tasks with an expert and a host-side check.
 
-The three splits share no instance: an instance belongs to the split that its content hash says, and `make` draws again
-until it has one of the split asked for. So disjointness holds by construction, for every seed and horizon.
+The three splits share no instance: an instance belongs to the split that its content hash says, and `make` draws
+again until it has one of the split asked for. So disjointness holds by construction, for every seed and horizon.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import ClassVar
 from mini_rome.errors import ConfigError
 from mini_rome.types import Split, Task, Verdict
 
-# Common short nouns; each becomes one token of the tiny tokenizer. None is a prefix of a shell command used by an expert.
+# Common short nouns; each becomes one token of the tiny tokenizer. None begins a shell command used by an expert.
 NAMES = tuple(
-    "acorn amber apple barn basil bell birch bread brick bridge cedar chalk cherry clay cloud clover comet coral crown "
-    "daisy delta drum eagle ember fern field flute forest garden ginger glass grape harbor hazel heron honey island "
-    "ivory jade kettle lemon lily linen lotus maple marble meadow melon mint moss nutmeg oak olive onyx orchid otter "
-    "pearl pebble pepper plum quartz raven".split()
+    "acorn amber apple barn basil bell birch bread brick bridge cedar chalk cherry clay cloud clover comet coral "
+    "crown daisy delta drum eagle ember fern field flute forest garden ginger glass grape harbor hazel heron honey "
+    "island ivory jade kettle lemon lily linen lotus maple marble meadow melon mint moss nutmeg oak olive onyx "
+    "orchid otter pearl pebble pepper plum quartz raven".split()
 )
 COLOURS = tuple("black blue brown gold green grey lime navy pink red teal white".split())
 
@@ -33,7 +33,7 @@ def split_of(content_hash: str) -> Split:
 
 
 def expect_tree(expected: Mapping[str, str], files: Mapping[str, bytes]) -> Verdict:
-    """1 when every expected file is there with exactly these contents and no input was lost, else 0 with the reason."""
+    """1 when every expected file is there with exactly these contents, else 0 with the reason."""
     for path, text in expected.items():
         if path not in files:
             return Verdict(0.0, f"{path} is missing")
@@ -55,7 +55,7 @@ class Family(ABC):
 
     @abstractmethod
     def mistake(self, task: Task, chunk: int, rng: random.Random) -> str:
-        """A plausible command that fails in place of expert chunk `chunk` (0-based) and leaves the work dir unchanged."""
+        """A plausible command that fails in place of expert chunk `chunk` (0-based); the work dir stays as it was."""
 
     def make(self, seed: int, chunks: int, split: Split = "train") -> Task:
         """The instance of this seed, horizon K = `chunks` and split. Deterministic; under a millisecond."""

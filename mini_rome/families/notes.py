@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 def _note(tool: str, line: str, decoys: list[str]) -> str:
-    """The contents of a note such that `tool` shows `line` first and alone (sort: lines come in order of their number)."""
+    """The contents of a note such that `tool` shows `line` alone (sort: as two lines, put in order)."""
     if tool == "rev":
         return line[::-1] + "\n"
     if tool == "head":

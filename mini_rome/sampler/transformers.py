@@ -18,7 +18,7 @@ from mini_rome.sampler.base import Completion, Request, Sampler, SamplingParams,
 
 
 def filtered_log_probs(log_probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Log-probs (B, V) after temperature, top-k and top-p, renormalised: the distribution that tokens are drawn from."""
+    """Log-probs (B, V) after temperature, top-k and top-p, renormalised: what tokens are drawn from."""
     if params.temperature == 0:
         best = log_probs.argmax(-1, keepdim=True)
         return torch.full_like(log_probs, -torch.inf).scatter(-1, best, 0.0)
@@ -42,7 +42,7 @@ def draw(log_probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 class _Context:
-    """What is kept of some episodes: per row its ids, the slots it uses, and per layer keys and values (B, H, S, D)."""
+    """What is kept of some episodes: a row's ids, the slots it uses, and per layer keys and values (B, H, S, D)."""
 
     def __init__(
         self, episodes: list[int], ids: list[list[int]], mask: torch.Tensor, layers: list[tuple[torch.Tensor, ...]]
@@ -83,8 +83,8 @@ class _Context:
 class TransformersSampler(Sampler):
     """Samples with the trainer's own model, or with a copy of it in another precision.
 
-    dtype: None shares the given model (mu = pi_old up to rounding); a dtype keeps a copy in that precision, so that mu
-    really differs from pi_old.
+    dtype: None shares the given model (mu = pi_old up to rounding); a dtype keeps a copy in that precision, so that
+    mu really differs from pi_old.
     """
 
     name = "transformers"
@@ -98,7 +98,7 @@ class TransformersSampler(Sampler):
 
     def sync(self, model: PreTrainedModel, version: int) -> None:
         self._model = model if self.dtype is None else copy.deepcopy(model).to(self.dtype).eval()
-        # SFT leaves a Mixture of Experts asking for its router loss, which is of no use here and not made for a cache.
+        # SFT leaves a Mixture of Experts asking for its router loss: of no use here and not made for a cache.
         self._extra = {"output_router_logits": False} if "output_router_logits" in model.config.to_dict() else {}
         self.version = version
         self.forget()
@@ -190,7 +190,7 @@ class TransformersSampler(Sampler):
     def _empty(self, episodes: list[int]) -> _Context:
         config, count, device = self._model.config, len(episodes), self._model.device
         shape = (count, config.num_key_value_heads, 0, config.head_dim)
-        layers = [
+        layers: list[tuple[torch.Tensor, ...]] = [
             (torch.zeros(shape, dtype=self._model.dtype, device=device),) * 2 for _ in range(config.num_hidden_layers)
         ]
         mask = torch.zeros((count, 0), dtype=torch.bool, device=device)
