@@ -27,6 +27,7 @@ from mini_rome.types import Snapshot, Status
 _CPU = 1 << 62  # shellsim's own count is no wall time: the deadline is what bounds a step
 _OUTPUT_FACTOR = 3  # caps of output: shellsim counts redirected bytes too, and for an environment's whole life
 _ENVIRONMENT_SLACK = 2 << 20  # bytes of disk for the archive of a snapshot and shellsim's own files
+_SHELLS = 1000  # of the 1,023 that shellsim allows a machine
 _ARCHIVE = "/tmp/.mini-rome.tar"
 _ROOTS = (WORKDIR, HOME, "/tmp")
 _WIPE = f"cd / && rm -rf {' '.join(_ROOTS)} && mkdir -p {' '.join(_ROOTS)}"
@@ -113,10 +114,18 @@ class SimSandbox(Sandbox):
         native = image.environment(_CPU, memory, disk, output, True)
         limits = shellsim.Limits(cpu=_CPU, memory=memory, disk=disk, output=output)
         self._machine = shellsim.Environment._from_native(native, limits)
+        self._shells = 0
 
     def _plain(self, source: str, token: Any = None) -> Any:
         """One script of our own, in a shell of its own."""
-        return self._machine.create_shell().run(source, cancellation=token)
+        return self._shell().run(source, cancellation=token)
+
+    def _shell(self) -> Any:
+        """A new shell; a machine has a number of them for its life, so it is renewed before they run out."""
+        if self._shells >= _SHELLS:
+            self._renew()
+        self._shells += 1
+        return self._machine.create_shell()
 
     def _renew(self) -> None:
         self._fork(self._machine._native.freeze())
@@ -137,7 +146,7 @@ class SimSandbox(Sandbox):
         if self._closed.is_set():
             token.cancel()
         _watchdog.watch(token, seconds)
-        done = self._machine.create_shell().run(self._script(text), stdin, cancellation=token)
+        done = self._shell().run(self._script(text), stdin, cancellation=token)
         output = canonical_sim(done.stdout)
         status = self._status(done, len(output))
         head, tail = keep_ends(output, self.limits.raw_bytes)
@@ -194,7 +203,8 @@ class SimSandbox(Sandbox):
         # A process that lives on has no exit status yet; the script's own `exit` never gets one.
         running = [call for call in done.invocations if call.status is None and call.argv[:1] != ("exit",)]
         spent = done.usage.output_bytes > self.limits.raw_bytes * (_OUTPUT_FACTOR - 2)
-        if running or spent or self._machine.terminated or done.interrupted:
+        unsure = done.dropped_invocations or self._machine.terminated or done.interrupted
+        if running or spent or unsure:
             self._renew()
         return len(running)
 
