@@ -318,6 +318,7 @@ class Run:
             "success": self.success,
             "steps": self.args.max_steps,
             "minutes": round(minutes, 2),
+            "seconds": self.display.seconds,
             "infra": dict(self.rollout.infra),
             "options": {
                 **dataclasses.asdict(self.arguments),

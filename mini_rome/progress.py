@@ -23,6 +23,7 @@ class Display:
 
     def __init__(self, enabled: bool = True) -> None:
         self.console = Console(quiet=not enabled, highlight=False)
+        self.seconds: dict[str, float] = {}  # of each finished stage
 
     def line(self, text: str) -> None:
         """One plain line."""
@@ -38,7 +39,8 @@ class Display:
                 yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
         else:
             yield _Lines(self, name, begun)
-        self.line(f"{name}: done in {time.monotonic() - begun:.0f} s")
+        self.seconds[name] = round(time.monotonic() - begun, 1)
+        self.line(f"{name}: done in {self.seconds[name]:.0f} s")
 
     def _bar(self) -> Progress:
         return Progress(
