@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
 import time
 import weakref
 from typing import Self
@@ -31,7 +32,7 @@ from mini_rome.sandbox.base import (
     carried_env,
     run_id,
 )
-from mini_rome.sandbox.engine import Engine, engine
+from mini_rome.sandbox.engine import Engine, engine, unavailable
 from mini_rome.sandbox.hardening import AGENT, Profile, container_options
 from mini_rome.sandbox.output import canonical_bash
 from mini_rome.sandbox.runner_files import pack, unpack
@@ -42,7 +43,7 @@ from mini_rome.types import Snapshot, Status
 GRACE_S = 1.0  # beyond a step's timeout, before the runner counts as silent
 START_S = 15.0  # for a box to start and check itself
 FILE_S = 32.0  # for one file operation
-READ_S = 1.9
+READ_S = 1.9  # for a read of the default limit; 20 MB/s beyond
 WRITABLE = f"{WORKDIR}:{HOME}:/tmp"
 
 
@@ -82,7 +83,15 @@ class DockerSandbox(Sandbox):
         unsafe = hardening.refuse_unsafe(settings or {}, allow_unsafe)
         host = engine()
         image = image or images.DEFAULT_IMAGE
-        images.ensure(host.client, image)
+        try:
+            images.ensure(host.client, image)
+        except (RequestException, DockerException) as error:
+            raise unavailable(host.host, error) from None
+        if not profile.read_only and not host.quota:
+            print(
+                f"{image}: the size of the root filesystem is not enforced by this engine (no quota); "
+                "work dir, home and /tmp are", file=sys.stderr,
+            )
         run = run_id()
         reaper.ensure_reaper(run, host.host)
         container, name = _create(host, image, run, limits, task_name, profile)
@@ -246,7 +255,7 @@ class DockerSandbox(Sandbox):
 
     def _read(self, path: str) -> bytes:
         fields = (path.encode("utf-8", "surrogateescape"), b"%d" % self.limits.read_bytes)
-        return self._file_call(path, b"R", pack(*fields), READ_S)[0]
+        return self._file_call(path, b"R", pack(*fields), READ_S + self.limits.read_bytes / 2e7)[0]
 
     def _file_call(self, path: str, kind: bytes, payload: bytes, seconds: float) -> tuple[bytes, list[bytes]]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import dataclass
 
 import docker
@@ -15,6 +16,7 @@ from mini_rome.errors import SandboxUnavailable
 CONNECT_S = 3.0  # to answer at all
 CALL_S = 30.0  # for one call of the API
 PROBE_S = 0.7  # to say whether a box still runs, within a step's grace
+GONE_S = 5.0  # for a removed container to be gone
 POOL = 128  # HTTP connections: every box holds one
 NETWORK_ERRORS = (requests.exceptions.RequestException, DockerException, OSError)
 
@@ -63,14 +65,17 @@ class Engine:
         return State("running") if found.get("Running") else State("exited", found.get("ExitCode"))
 
     def remove(self, container: str) -> None:
-        """Kill and remove, paused or not; quiet when it is gone already. Raises on an engine that does not answer."""
-        try:
-            self.client.api.remove_container(container, force=True, v=True)
-        except NotFound:
-            return
-        except APIError as error:
-            if error.status_code != 409:  # 409: its own auto-removal is under way
-                raise
+        """Kill and remove, paused or not, and wait until it is gone. Raises on an engine that does not answer."""
+        deadline = time.monotonic() + GONE_S
+        while time.monotonic() < deadline:
+            try:
+                self.client.api.remove_container(container, force=True, v=True)
+            except NotFound:
+                return
+            except APIError as error:
+                if error.status_code != 409:  # 409: its own auto-removal is under way
+                    raise
+            time.sleep(0.01)
 
 
 def _has_project_quota(info: dict[str, object]) -> bool:
@@ -115,12 +120,20 @@ def _reason(error: Exception) -> str:
         ("FileNotFoundError", "no such socket: is Docker installed and running?"),
         ("PermissionError", "permission denied on the socket"),
         ("ConnectionRefusedError", "the socket is there but nothing listens"),
+        ("Connection refused", "nothing listens there"),
+        ("Name or service not known", "no such host"),
+        ("Temporary failure in name resolution", "no such host"),
         ("Read timed out", f"no answer within {CONNECT_S:g} s"),
         ("ConnectTimeout", f"no answer within {CONNECT_S:g} s"),
     ):
         if sign in text:
             return words
     return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def unavailable(host: str, error: Exception) -> SandboxUnavailable:
+    """The error for an engine that answered before and does not now."""
+    return SandboxUnavailable(_advice(host, error))
 
 
 def engine() -> Engine:

@@ -279,7 +279,7 @@ class Runner:
         self.answer(nonce, lambda write: write(self_check()), 5.0)
 
     def on_read(self, nonce: bytes, path: bytes, limit: bytes) -> None:
-        self.answer(nonce, lambda write: read_file(path, int(limit), write), 1.5)
+        self.answer(nonce, lambda write: read_file(path, int(limit), write), 1.5 + int(limit) / 2e7)
 
     def on_write(self, nonce: bytes, path: bytes, mode: bytes, roots: bytes, data: bytes) -> None:
         self.answer(nonce, lambda write: write_file(path, int(mode), roots.split(b":"), data), 20.0)

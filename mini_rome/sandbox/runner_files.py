@@ -147,7 +147,7 @@ def counters() -> dict[str, int]:
     }
 
 
-# -- file work: in children, as the agent -----------------------------------------------------------------------------
+# -- file work: in children, as the agent ----------------------------------------------------------------------------
 
 
 def self_check() -> bytes:

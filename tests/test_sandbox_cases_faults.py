@@ -1,0 +1,373 @@
+"""Cases R (resources) and C (the engine and its faults): what is told apart, and what is never a number."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from boxes import running, usable, within
+from docker_proxy import DockerProxy
+
+from mini_rome import sandbox
+from mini_rome.errors import (
+    ImageMissing,
+    LimitNotEnforced,
+    SandboxDead,
+    SandboxError,
+    SandboxFileError,
+    SandboxUnavailable,
+)
+from mini_rome.sandbox import Limits, Pool, Sandbox, initial_snapshot, make
+from mini_rome.sandbox.docker import DockerSandbox
+from mini_rome.sandbox.engine import engine
+from mini_rome.sandbox.hardening import ROOT_TASK, container_options
+from mini_rome.sandbox.reaper import RUN
+from mini_rome.types import INFRA_STATUSES, StepResult
+
+pytest_plugins = ("box_fixtures",)
+
+
+@pytest.fixture
+def client() -> docker.DockerClient:
+    return engine().client
+
+
+def containers_of(client: docker.DockerClient, run: str) -> list[str]:
+    return [found.name for found in client.containers.list(all=True, filters={"label": f"{RUN}={run}"})]
+
+
+# -- R: resources ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    "command", [":(){ :|:& };: ; sleep 60", "while :; do sleep 60 & done", "b() { b | b & }; b; wait; sleep 60"]
+)
+def test_case_R01_a_fork_bomb_is_named_and_cleared(docker_box: Sandbox, command: str) -> None:
+    with within(5):
+        result = docker_box.exec(command, timeout=2)
+    assert result.status == "pids_limit"
+    assert [(event.kind, event.source) for event in result.events] == [("resource", "cgroup")]
+    with within(5):
+        assert usable(docker_box)
+    assert running(docker_box) == ""
+
+
+@pytest.mark.docker
+def test_case_R01_other_boxes_go_on(docker_box: Sandbox) -> None:
+    with make("docker") as other:
+        quiet = _median(lambda: other.exec("echo hi"))
+        bomb = threading.Thread(target=lambda: docker_box.exec(":(){ :|:& };: ; sleep 60", timeout=3))
+        bomb.start()
+        time.sleep(0.3)
+        loud = _median(lambda: other.exec("echo hi"))
+        bomb.join()
+    assert loud < 3 * quiet + 0.05, f"{loud:.4f} s beside a fork bomb, {quiet:.4f} s alone"
+
+
+def _median(step: Callable[[], object]) -> float:
+    times = []
+    for _ in range(15):
+        start = time.monotonic()
+        step()
+        times.append(time.monotonic() - start)
+    return sorted(times)[len(times) // 2]
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    "command",
+    [
+        "head -c 2000000000 /dev/zero | tail -c 1900000000 | wc -c; exit ${PIPESTATUS[1]}",
+        "exec python3 -c 'x = bytearray(2_000_000_000)'",
+        "exec python3 -c 'x = [bytes(1_000_000) * 2 for _ in range(2000)]'",
+    ],
+)
+def test_case_R02_out_of_memory_is_told_apart(docker_box: Sandbox, command: str) -> None:
+    result = docker_box.exec(command, timeout=20)
+    assert (result.status, result.exit_code) == ("oom", 137)
+    assert "512 MB" in result.output
+    assert usable(docker_box)
+
+
+def test_case_R02_out_of_memory_on_both(box: Sandbox) -> None:
+    if box.backend == "sim":
+        pytest.skip("shellsim counts such bytes as output first; see NOT_ON_SIM")
+    result = box.exec("x=$(head -c 2000000000 /dev/zero | tr '\\0' a)", timeout=60)
+    assert (result.status, result.exit_code) == ("oom", 137)
+    assert usable(box)
+
+
+@pytest.mark.docker
+def test_case_R04_disk_and_inodes_are_limited_inside(docker_box: Sandbox) -> None:
+    free = os.statvfs("/").f_bavail * os.statvfs("/").f_frsize
+    result = docker_box.exec("dd if=/dev/zero of=/app/f bs=1M; stat -c %s f", timeout=60)
+    assert "No space left on device" in result.output and result.exit_code == 0
+    assert result.raw.endswith(b"%d\n" % (docker_box.limits.disk_mb << 20))
+    with pytest.raises(SandboxFileError, match="No space left"):
+        docker_box.write("g", b"x" * 100_000)
+    assert docker_box.exec("rm f; echo ok > ok; cat ok").output == "ok\n"
+    many = "for d in $(seq 200); do mkdir -p d$d; (cd d$d && mkdir $(seq 500)) || break; done"
+    result = docker_box.exec(many, timeout=60)
+    assert "No space left on device" in result.output
+    assert int(docker_box.exec("find . | wc -l").output) <= docker_box.limits.inodes
+    assert "No space left" in docker_box.exec("echo small > small").output
+    docker_box.reset()
+    assert docker_box.exec("ls -A; df -i /app | tail -n 1 | awk '{print $3}'").output == "1\n"
+    assert free - os.statvfs("/").f_bavail * os.statvfs("/").f_frsize < 50 << 20
+
+
+@pytest.mark.docker
+def test_case_R04_other_folders_are_limited_too(docker_box: Sandbox) -> None:
+    for folder in ("/tmp", "/home/agent", "/dev/shm"):
+        result = docker_box.exec(f"head -c 200000000 /dev/zero > {folder}/f; rm {folder}/f", timeout=30)
+        assert result.status == "ok" and "No space left on device" in result.output, folder
+
+
+def test_case_R04_tmpfs_that_could_outgrow_the_memory_is_refused() -> None:
+    with pytest.raises(LimitNotEnforced, match="disk_mb=400.*memory_mb=512"):
+        container_options("image", "name", {}, Limits(disk_mb=400, memory_mb=512))
+
+
+@pytest.mark.docker
+def test_case_R04_a_limit_the_engine_cannot_enforce_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with DockerSandbox.start(profile=ROOT_TASK) as box:
+        said = capsys.readouterr().err
+        enforced = engine().quota
+        assert box.exec("id -u; echo x > /etc/x; cat /etc/x").output == "0\nx\n"
+    assert enforced or ("root filesystem" in said and "not enforced" in said)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("target", ["/proc/1/fd/1", "/proc/1/fd/2", "/dev/console", "/proc/self/../1/fd/1"])
+def test_case_R06_no_log_on_the_host_grows(
+    docker_box: DockerSandbox, client: docker.DockerClient, target: str
+) -> None:
+    result = docker_box.exec(f"yes > {target}", timeout=2)
+    assert result.exit_code != 0 and len(result.raw) < 1000
+    attributes = client.api.inspect_container(docker_box.container)
+    assert attributes["HostConfig"]["LogConfig"]["Type"] == "none"
+    assert not attributes["LogPath"] or not Path(attributes["LogPath"]).exists()
+
+
+# -- C: the engine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def denied_socket(tmp_path: Path) -> Iterator[str]:
+    path = tmp_path / "listening.sock"
+    path.touch()  # a file that no one listens on: connect is refused
+    yield f"unix://{path}"
+
+
+def test_case_C01_no_engine_is_three_ways_on(monkeypatch: pytest.MonkeyPatch, denied_socket: str) -> None:
+    for host in ("unix:///nonexistent.sock", denied_socket, "tcp://127.0.0.1:9"):
+        monkeypatch.setenv("DOCKER_HOST", host)
+        with within(3.5), pytest.raises(SandboxUnavailable) as caught:
+            make("docker")
+        text = str(caught.value)
+        assert host in text and all(f"\n  {number}. " in text for number in (1, 2, 3)) and "--sandbox sim" in text
+        assert "Traceback" not in text and "Error while fetching" not in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+def test_case_C01_no_permission_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import os, docker, mini_rome.sandbox.docker; from mini_rome.sandbox import make\n"
+        "os.setgroups([]); os.setuid(65534)\n"
+        "try: make('docker')\nexcept Exception as error: print(type(error).__name__, error)"
+    )
+    if not Path("/var/run/docker.sock").exists():
+        pytest.skip("no engine's socket here")
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert "SandboxUnavailable" in said.stdout and "permission denied" in said.stdout, said.stderr
+
+
+@pytest.mark.docker
+def test_case_C01_a_silent_engine_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DockerProxy() as proxy:
+        proxy.stall()
+        monkeypatch.setenv("DOCKER_HOST", proxy.url)
+        with within(4), pytest.raises(SandboxUnavailable, match="no answer within 3 s"):
+            make("docker")
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("image", "way"),
+    [("no-such:1", "docker pull no-such:1"), ("mini-rome/tools:0", "mini-rome image build tools")],
+)
+def test_case_C02_a_missing_image_names_its_command(image: str, way: str) -> None:
+    with within(3), pytest.raises(ImageMissing) as caught:
+        make("docker", image=image)
+    assert image in str(caught.value) and way in str(caught.value)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("how", ["kill", "rm", "restart", "stop"])
+def test_case_C03_a_dead_box_is_noticed(client: docker.DockerClient, how: str) -> None:
+    box = make("docker")
+    assert isinstance(box, DockerSandbox)
+    container = client.containers.get(box.container)
+    actions: dict[str, Callable[[], object]] = {
+        "kill": container.kill, "rm": lambda: container.remove(force=True),
+        "restart": lambda: container.restart(timeout=0), "stop": lambda: container.stop(timeout=0),
+    }
+    died: list[float] = []
+    timer = threading.Timer(0.7, lambda: (died.append(time.monotonic()), _quietly(actions[how])))
+    timer.start()
+    result = box.exec("echo start; sleep 30")
+    assert time.monotonic() - died[0] < 2
+    assert result.status in INFRA_STATUSES and result.exit_code is None and result.infra
+    assert result.raw == b"start\n" and "not scored 0" in result.output
+    if how in ("kill", "rm"):
+        assert result.status == "sandbox_dead"
+    calls = (lambda: box.exec("echo"), box.snapshot, box.reset, lambda: box.read("f"), lambda: box.write("f", b""))
+    for call in calls:
+        with pytest.raises(SandboxDead, match=box.name):
+            call()
+    timer.join()
+    box.close()
+    assert box.name not in containers_of(client, sandbox.run_id())
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except docker.errors.APIError:
+        pass  # it removes itself when it ends
+
+
+@pytest.mark.docker
+def test_case_C03_a_dead_box_is_replaced_by_the_pool(client: docker.DockerClient) -> None:
+    with Pool("docker", size=1) as pool:
+        box = pool.take()
+        client.containers.get(box.container).kill()  # type: ignore[attr-defined]
+        assert box.exec("echo").infra
+        pool.give(box)
+        other = pool.take()
+        assert other is not box and usable(other)
+        pool.give(other)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("again", [True, False])
+def test_case_C04_a_paused_box_times_out_and_never_bleeds(client: docker.DockerClient, again: bool) -> None:
+    box = make("docker")
+    container = client.containers.get(box.container)  # type: ignore[attr-defined]
+    threading.Timer(0.3, container.pause).start()
+    with within(3.5):
+        result = box.exec("for i in $(seq 40); do echo old; sleep 0.1; done", timeout=1)
+    assert result.status == "timeout"
+    if again:
+        container.unpause()
+        for _ in range(3):
+            assert box.exec("echo new").output == "new\n"
+    else:
+        with within(3), pytest.raises(SandboxDead, match="paused"):
+            box.exec("echo new")
+    with within(5):
+        box.close()
+    assert containers_of(client, sandbox.run_id()).count(box.name) == 0
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerProxy]:
+    with DockerProxy() as proxy:
+        monkeypatch.setenv("DOCKER_HOST", proxy.url)
+        yield proxy
+
+
+@pytest.mark.docker
+def test_case_C06_an_engine_that_dies_and_comes_back(proxied: DockerProxy, client: docker.DockerClient) -> None:
+    with Pool("docker", size=2) as pool:
+        box = pool.take()
+        threading.Timer(0.5, proxied.cut).start()
+        with within(8):
+            result = box.exec("echo start; sleep 30", timeout=3)
+        assert result.status == "infra_error" and result.exit_code is None and result.raw == b"start\n"
+        with pytest.raises(SandboxError):
+            pool.take(timeout=1)
+        pool.give(box)
+        proxied.back()
+        fresh = pool.take()
+        assert usable(fresh)
+        deadline = time.monotonic() + 10
+        while box.name in containers_of(client, sandbox.run_id()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert box.name not in containers_of(client, sandbox.run_id())
+        pool.give(fresh)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("command", ["sleep 2; echo late", "yes", "echo early; sleep 60"])
+def test_case_C08_our_own_deadline_bounds_a_stalled_stream(proxied: DockerProxy, command: str) -> None:
+    box = make("docker")
+    threading.Timer(0.2, proxied.stall).start()
+    time.sleep(0.25)
+    with within(3):
+        result = box.exec(command, timeout=1)
+    assert result.status == "infra_error" and result.exit_code is None
+    with within(4), pytest.raises(SandboxError):
+        box.read("f")
+    proxied.back()
+    with within(5):
+        box.close()
+
+
+@pytest.mark.docker
+def test_case_C08_a_stall_during_transfers_is_bounded(proxied: DockerProxy) -> None:
+    box = make("docker", limits=Limits(step_s=1))
+    proxied.stall()
+    with within(3.2):
+        assert box.exec("wc -c", timeout=1, stdin=b"x" * 20_000_000).infra
+    proxied.back()
+    box.close()
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("request_line", ["/start", "/attach", "/containers/create"])
+def test_case_C09_a_failed_start_leaves_nothing(
+    proxied: DockerProxy, client: docker.DockerClient, request_line: str
+) -> None:
+    before = containers_of(client, sandbox.run_id())
+    make("docker").close()
+    proxied.fail(request_line)
+    with pytest.raises(SandboxError, match="injected by the proxy"):
+        make("docker")
+    assert containers_of(client, sandbox.run_id()) == before
+
+
+@pytest.mark.docker
+def test_case_C09_a_bad_image_leaves_nothing(client: docker.DockerClient) -> None:
+    before = containers_of(client, sandbox.run_id())
+    blank = client.images.build(fileobj=_dockerfile(), tag="mini-rome-test/blank:1", rm=True)[0]
+    try:
+        with pytest.raises(SandboxError, match="could not start|did not answer"):
+            make("docker", image="mini-rome-test/blank:1")
+    finally:
+        client.images.remove(blank.id, force=True)
+    assert containers_of(client, sandbox.run_id()) == before
+
+
+def _dockerfile() -> object:
+    import io
+
+    return io.BytesIO(b"FROM scratch\nLABEL test=blank\n")
+
+
+def test_infra_results_carry_no_number() -> None:
+    for status in INFRA_STATUSES:
+        assert StepResult("", None, status).infra  # type: ignore[arg-type]
+    assert initial_snapshot({}).tree_hash == initial_snapshot({}).tree_hash
