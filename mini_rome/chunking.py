@@ -28,11 +28,11 @@ class PackedSample:
     """
 
     prompt_ids: list[int]
-    completion_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    env_mask: list[int] = field(default_factory=list)
-    chunk_ids: list[int] = field(default_factory=list)
-    il_chunk_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int]
+    logprobs: list[float]
+    env_mask: list[int]
+    chunk_ids: list[int]
+    il_chunk_ids: list[int]
     policy_versions: list[int] = field(default_factory=list)
 
 

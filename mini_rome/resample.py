@@ -81,7 +81,7 @@ class SequentialRollback(Initial):
     def set_chunks(self, task: str, chunks: int) -> None:
         """A refreshed expert is another path: p stays within it, and the window starts anew."""
         super().set_chunks(task, chunks)
-        self.position[task] = min(self.position.get(task, chunks - 1), chunks - 1)
+        self.position[task] = min(self.position.get(task, chunks), chunks - 1)
         self.batches[task] = []
 
     def positions(self, task: str, step: int, rollouts: int) -> list[int]:
@@ -186,11 +186,8 @@ def refreshed_expert(expert: Trajectory, candidates: Iterable[Trajectory]) -> Tr
 
 def failed_forks(results: Iterable[Result]) -> list[tuple[str, int]]:
     """Starts (task, p) from which no scored rollout succeeded: the crucial-fork signal used during training."""
-    won: dict[tuple[str, int], bool] = {}
-    for task, p, success in results:
-        if success is not None:
-            won[task, p] = won.get((task, p), False) or success
-    return sorted(fork for fork, success in won.items() if not success)
+    scored = [result for result in results if result[2] is not None]
+    return sorted({(task, p) for task, p, _ in scored} - {(task, p) for task, p, success in scored if success})
 
 
 def fisher_less(successes: int, trials: int, other_successes: int, other_trials: int) -> float:
@@ -200,8 +197,7 @@ def fisher_less(successes: int, trials: int, other_successes: int, other_trials:
     0.16666666666666666
     """
     won, total = successes + other_successes, trials + other_trials
-    fewest = max(0, won - other_trials)
-    ways = sum(comb(trials, x) * comb(other_trials, won - x) for x in range(fewest, successes + 1))
+    ways = sum(comb(trials, x) * comb(other_trials, won - x) for x in range(successes + 1))
     return ways / comb(total, won)
 
 

@@ -71,6 +71,10 @@ class Changes(cst.CSTVisitor):
             return False
         if isinstance(node, cst.Subscript) and node.value.deep_equals(cst.Name("Literal")):
             return False
+        if isinstance(node, cst.Arg) and node.keyword and node.keyword.value == "strict":
+            return False  # of zip: a check itself, of what holds by construction
+        if isinstance(node, cst.Call) and node.func.deep_equals(cst.Name("zip")):
+            return True
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
                 self.found += [(node, changed) for changed in operator(node)]

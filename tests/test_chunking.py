@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import episode, trajectory, turn
 
-from mini_rome.chunking import OUTSIDE, chunk_ids, pack, turn_tokens, validate_chunk_ids
+from mini_rome.chunking import OUTSIDE, PackedSample, chunk_ids, pack, turn_tokens, validate_chunk_ids
 from mini_rome.types import Trajectory
 
 
@@ -111,6 +111,12 @@ def test_packing_leaves_the_trajectory_alone() -> None:
 def test_a_policy_turn_without_its_tokens_or_log_probs_is_refused(field: dict) -> None:
     with pytest.raises(ValueError, match="turn 1 has"):
         pack(trajectory([turn(), turn(**field)]))
+
+
+def test_two_samples_share_no_list() -> None:
+    first, second = (PackedSample([], [], [], [], [], []) for _ in range(2))
+    first.policy_versions.append(1)
+    assert second.policy_versions == []
 
 
 @pytest.mark.parametrize(("ids", "chunks"), [([], 0), ([-1, -1], 0), ([0], 1), ([-1, 0, 0, -1, 0, 1, 2, 2, -1], 3)])

@@ -48,6 +48,14 @@ def test_num_chunks_places_the_first_chunks_of_a_longer_trajectory() -> None:
     assert chunk_returns(ids, torch.ones(2), 0.5, num_chunks=torch.tensor([2, 3])).tolist() == [[0.5, 1], [0.25, 0]]
 
 
+def test_everything_is_computed_on_the_device_of_the_arguments() -> None:
+    """With another default device, a tensor made without naming one would not fit the arguments."""
+    ids, rewards = torch.tensor([[0, 1]]), torch.ones(1)
+    with torch.device("meta"):
+        for chunks in (None, 3):
+            assert chunk_returns(ids, rewards, 0.5, num_chunks=chunks).device.type == "cpu"
+
+
 def test_rows_without_a_chunk() -> None:
     assert chunk_returns(torch.full((2, 3), -1), torch.ones(2), 0.5).tolist() == [[0, 0, 0]] * 2
 

@@ -80,6 +80,22 @@ def test_silent_or_malformed_turns_are_no_near_duplicates() -> None:
     assert causes(turn("", "x", malformed=True), turn("ls", "x")) == [[], []]
 
 
+def test_a_near_duplicate_keeps_the_order_of_its_characters() -> None:
+    assert causes(turn("cat abcdefgh", "x"), turn("hgfedcba tac", "x")) == [[], []]
+
+
+def test_similarity_counts_every_character_of_long_commands() -> None:
+    long = "echo " + "abab" * 100
+    assert causes(turn(long + "1", "x"), turn(long + "2", "x")) == [[], ["near_duplicate"]]
+
+
+def test_commands_of_one_response_are_compared_as_lines() -> None:
+    """18 of 19 characters agree, line break counted once: a ratio of 0.947."""
+    first, second = (turn("two", "x", commands=["abcdefgh", f"ijklmnopq{last}"]) for last in "12")
+    assert causes(first, second) == [[], []]
+    assert causes(first, second, policy=replace(POLICY, similarity=0.947)) == [[], ["near_duplicate"]]
+
+
 def test_near_duplicates_are_looked_for_among_the_last_turns() -> None:
     far = [turn("head -n 10 notes.txt", "x"), *(turn(c, c) for c in "abc"), turn("head -n 11 notes.txt", "x")]
     assert causes(*far)[-1] == ["near_duplicate"]
@@ -89,10 +105,14 @@ def test_near_duplicates_are_looked_for_among_the_last_turns() -> None:
 def test_later_passes_through_a_cycle_are_a_loop() -> None:
     cycle = [turn("edit", "1"), turn("test", "2"), turn("edit", "3"), turn("test", "4")]
     assert causes(*cycle, *cycle) == [[]] * 8  # two passes are none yet, and each turn answers something new
-    assert causes(*cycle * 3) == [[]] * 4 + [["loop"]] * 8
+    assert causes(*cycle * 3, turn("done", "5")) == [[]] * 4 + [["loop"]] * 8 + [[]]
     assert causes(*cycle * 3, policy=replace(POLICY, loop_period=3)) == [[]] * 12
     assert causes(*cycle * 3, policy=replace(POLICY, loop_repeats=4)) == [[]] * 12
     assert causes(*cycle * 2, policy=replace(POLICY, loop_repeats=2)) == [[]] * 4 + [["loop"]] * 4
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    assert MaskPolicy() == MaskPolicy(True, True, (0,), 0.95, 4, 4, 3, ("pruned", "compressed"))
 
 
 def test_a_broken_cycle_is_no_loop() -> None:

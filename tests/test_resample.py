@@ -61,6 +61,11 @@ def test_a_plan_depends_on_task_and_step_only(make) -> None:
     assert make().positions("a", 3, 6) == make().positions("a", 3, 6)
 
 
+@pytest.mark.parametrize("kind", ["random", "both"])
+def test_random_starts_change_from_step_to_step(kind: str) -> None:
+    assert len({tuple(MAKERS[kind]().starts(["a"], step, 8)) for step in range(5)}) > 1
+
+
 def test_the_naive_arm_starts_at_the_initial_state() -> None:
     assert Initial(CHUNKS).starts(["a", "c"], 5, 2) == [(0, 0), (0, 0), (1, 0), (1, 0)]
 
@@ -267,6 +272,8 @@ def test_crucial_chunks_are_where_the_success_rate_jumps() -> None:
     assert crucial_chunks([0], [32]) == [0] and crucial_chunks([32], [32]) == []
     assert crucial_chunks([32, 0, 32], [32] * 3) == [1]  # a drop is not a jump
     assert crucial_chunks([0, 15, 32], [32] * 3) == [0, 1]
+    assert crucial_chunks([0, 2, 64], [32, 4, 64]) == [0, 1]  # trials may differ
+    assert crucial_chunks([0], [1]) == []
 
 
 def test_holm_corrects_over_all_positions() -> None:
@@ -281,6 +288,10 @@ def test_holm_corrects_over_all_positions() -> None:
         (2 * first * 1.001, [0, 1]),
     ):
         assert crucial_chunks(successes, trials, alpha) == expected, alpha
+
+
+def test_a_probability_equal_to_alpha_is_significant() -> None:
+    assert crucial_chunks([0], [2], alpha=fisher_less(0, 2, 2, 2)) == [0]
 
 
 def test_the_same_contrast_needs_more_trials_among_more_positions() -> None:
