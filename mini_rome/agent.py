@@ -70,7 +70,8 @@ class Agent:
             self._finish(info["verdict"].reward, info["verdict"].reason, info["verdict"].verifier)
         elif len(context_ids(self.trajectory)) + self.params.max_new_tokens > self.max_context:
             verdict = self.env.give_up()
-            self._finish(verdict.reward, f"context full; {verdict.reason}", verdict.verifier)
+            reason = verdict.reason if verdict.reward is None else f"context full; {verdict.reason}"
+            self._finish(verdict.reward, reason, verdict.verifier)
 
     def _finish(self, reward: float | None, reason: str, verifier: str) -> None:
         self.done = True

@@ -13,7 +13,7 @@ from mini_rome.errors import ConfigError, SandboxError
 from mini_rome.families import get_family
 from mini_rome.sandbox import Pool, Sandbox
 from mini_rome.sandbox.base import initial_snapshot
-from mini_rome.trace import Response, parse_response, shown
+from mini_rome.trace import Call, Response, parse_response, shown
 from mini_rome.types import Snapshot, StepResult, Task, Verdict
 from mini_rome.verify import verify_files
 
@@ -175,15 +175,18 @@ class ToolEnv:
         Returns:
             What it printed.
         """
-        return self._step(f"<tool_call>bash {command}</tool_call>")
+        return self._step(Call("bash", command))
 
-    def submit(self) -> str:
+    def submit(self, command: str = "") -> str:
         """Say that the task is complete.
 
+        Args:
+            command: A last command line to run before; empty for none.
+
         Returns:
-            An empty text.
+            What the last command printed.
         """
-        return self._step("<tool_call>submit</tool_call>")
+        return self._step(*([Call("bash", command)] if command else []), Call("submit"))
 
     def get_reward(self) -> float | None:
         """The verifier's reward; 0.0 when the episode was never finished, None when the infrastructure failed."""
@@ -192,8 +195,8 @@ class ToolEnv:
             self._env = None
         return self._reward
 
-    def _step(self, action: str) -> str:
+    def _step(self, *calls: Call) -> str:
         if self._env is None:
             raise ConfigError("a tool was called before reset()")
-        observation, self._reward, _, _, _ = self._env.step(action)
+        observation, self._reward, _, _, _ = self._env.step(Response(calls))
         return observation

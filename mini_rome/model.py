@@ -25,7 +25,7 @@ from transformers import (
 
 from mini_rome.errors import ConfigError
 from mini_rome.families import FAMILIES
-from mini_rome.trace import CALL, CALL_END, CHAT_TEMPLATE, IM_END, IM_START
+from mini_rome.trace import CALL, CALL_END, CHAT_TEMPLATE, IM_END, IM_START, RESPONSE_TEMPLATE
 
 PAD = "<|endoftext|>"
 SPECIAL_TOKENS = (PAD, IM_START, IM_END, CALL, CALL_END)
@@ -71,6 +71,7 @@ def build_tokenizer(seed: int = 0, vocab_size: int = 1024) -> PreTrainedTokenize
         eos_token=IM_END,
         extra_special_tokens=[IM_START, CALL, CALL_END],
         chat_template=CHAT_TEMPLATE,
+        response_template=RESPONSE_TEMPLATE,
         model_max_length=8192,
         padding_side="left",
         clean_up_tokenization_spaces=False,

@@ -80,7 +80,8 @@ class Rollout:
 
         trajectories, causes = refill(trajectories, again, cap=self.resample_cap)
         self.episodes += len(starts)
-        self.infra.update(causes)
+        for reason, count in causes.items():
+            self.infra[reason.partition(":")[0]] += count  # what follows the colon differs from box to box
         self._check_infra()
         return trajectories
 

@@ -39,14 +39,31 @@ CHAT_TEMPLATE = (
     "{%- for call in message['tool_calls'] or [] -%}"
     "{%- set call = call['function'] or call -%}"
     "{{- '<tool_call>' + call['name'] -}}"
-    "{%- set command = (call['arguments'] or {})['command'] -%}"
-    "{%- if command -%}{{- ' ' + command -}}{%- endif -%}"
+    "{%- for key, value in (call['arguments'] or {}).items() -%}"
+    "{{- ' ' + (value if key == 'command' else key + '=' + value | string) -}}"
+    "{%- endfor -%}"
     "{{- '</tool_call>' -}}"
     "{%- endfor -%}"
     "{{- '<|im_end|>\n' -}}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
+
+# How transformers' `parse_response`, and so TRL's own tool loop, reads a response of this format.
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"<tool_call>(?P<name>\w*) ?",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "text",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": {"command": "{content}"}}},
+        },
+        "content": {"close": "<|im_end|>", "content": "text"},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,10 @@ def parse_response(text: str) -> Response:
     >>> parse_response("cat plum").problem
     'no tool call'
     """
+    if "\0" in text:
+        return Response(problem="a NUL character, which no shell can be given")
+    if CALL in _CALL.sub("", text):
+        return Response(problem="tool call not closed")
     calls = []
     for body in _CALL.findall(text):
         tool, _, command = body.strip().partition(" ")
@@ -83,7 +104,7 @@ def parse_response(text: str) -> Response:
         else:
             return Response(problem=f"unknown tool {tool[:20]!r}")
     if not calls:
-        return Response(problem="tool call not closed" if CALL in text else "no tool call")
+        return Response(problem="no tool call")
     return Response(tuple(calls))
 
 
