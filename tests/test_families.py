@@ -1,0 +1,223 @@
+"""Procedural families: splits, experts, mistakes, and what earns a reward."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mini_rome.errors import ConfigError
+from mini_rome.families import FAMILIES, get_family
+from mini_rome.families.base import COLOURS, NAMES, Family, split_of
+from mini_rome.sandbox import Pool, Sandbox, initial_snapshot
+from mini_rome.types import Task
+from mini_rome.verify import verify_files
+
+SPLITS = ("train", "validation", "test")
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Callable[[str], Pool]]:
+    """One pool of one box for each backend that is asked for."""
+    make = functools.cache(lambda backend: closing.enter_context(Pool(backend, size=1)))
+    with contextlib.ExitStack() as closing:
+        yield make
+
+
+@pytest.fixture
+def box(backend: str, pools: Callable[[str], Pool]) -> Iterator[Sandbox]:
+    with pools(backend).box() as taken:
+        yield taken
+
+
+@pytest.fixture
+def sim(pools: Callable[[str], Pool]) -> Iterator[Sandbox]:
+    with pools("sim").box() as taken:
+        yield taken
+
+
+def enter(box: Sandbox, task: Task) -> None:
+    box.reset()
+    box.restore(initial_snapshot(task.files))
+
+
+def hashes(family: Family, split: str, count: int) -> set[str]:
+    return {family.make(seed, seed % 16 + 1, split).content_hash for seed in range(count)}
+
+
+def test_splits_share_no_instance_by_content_hash(family: Family) -> None:
+    found = {split: hashes(family, split, 1000) for split in SPLITS}
+    assert sum(map(len, found.values())) > 2700  # K = 1 has few instances, all other draws are new ones
+    for split, mine in found.items():
+        assert {split_of(content) for content in mine} == {split}
+    assert not found["train"] & found["test"]
+    assert not found["train"] & found["validation"]
+    assert not found["validation"] & found["test"]
+
+
+def test_without_the_redraw_the_splits_would_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_rome.families.base.split_of", lambda content: mock.ANY)
+    assert hashes(get_family("notes"), "train", 300) & hashes(get_family("notes"), "test", 300)
+
+
+def test_a_quarter_of_all_instances_is_for_the_test(family: Family) -> None:
+    drawn = [split_of(family.build(random.Random(seed), 8).content_hash) for seed in range(1000)]
+    assert 0.2 < drawn.count("test") / 1000 < 0.3
+    assert 0.45 < drawn.count("train") / 1000 < 0.55
+
+
+@pytest.mark.parametrize("chunks", range(1, 17))
+def test_the_expert_has_one_command_per_chunk(family: Family, chunks: int) -> None:
+    task = family.make(5, chunks)
+    assert (len(task.expert), task.chunks) == (chunks, chunks)
+    assert all("\n" not in command for command in task.expert)
+
+
+def test_an_instance_is_determined_by_seed_horizon_and_split(family: Family) -> None:
+    def shown(task: Task) -> tuple[object, ...]:
+        return task.name, task.instruction, dict(task.files), task.expert, task.seed, task.split
+
+    assert shown(family.make(3, 6, "test")) == shown(family.make(3, 6, "test"))
+    others = [family.make(4, 6, "test"), family.make(3, 7, "test"), family.make(3, 6, "train")]
+    assert len({task.content_hash for task in [family.make(3, 6, "test"), *others]}) == 4
+
+
+def test_instances_do_not_depend_on_the_process_hash_seed(family: Family) -> None:
+    code = (
+        f"from mini_rome.families import get_family; family = get_family({family.name!r})\n"
+        "print([family.make(seed, 9, 'test').content_hash for seed in range(20)])"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, check=True,
+            capture_output=True, text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert told[0] == told[1] != ""
+
+
+@pytest.mark.parametrize("chunks", [-1, 0, 17])
+def test_a_horizon_out_of_range_names_value_family_and_range(family: Family, chunks: int) -> None:
+    with pytest.raises(ConfigError, match=rf"chunks={chunks}: family '{family.name}' .* 1 to 16"):
+        family.make(0, chunks)
+
+
+def test_an_unknown_family_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'nope' is unknown; choose from notes, tickets"):
+        get_family("nope")
+
+
+def test_make_takes_under_a_millisecond_of_processor_time_at_the_longest_horizon(family: Family) -> None:
+    def mean(split: str) -> float:
+        begun = time.process_time()
+        for seed in range(100):
+            family.make(seed, 16, split)
+        return (time.process_time() - begun) / 100
+
+    for split in SPLITS:
+        assert min(mean(split) for _ in range(3)) < 1e-3
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 8, 16])
+def test_only_the_whole_expert_is_rewarded(family: Family, chunks: int, box: Sandbox) -> None:
+    task = family.make(chunks, chunks, "test")
+    enter(box, task)
+    rewards = [verify_files(task, box).reward]
+    for command in task.expert:
+        assert box.exec(command).exit_code == 0
+        rewards.append(verify_files(task, box).reward)
+    assert rewards == [0.0] * chunks + [1.0]
+
+
+def test_every_chunk_but_the_last_shows_what_comes_next(family: Family, sim: Sandbox) -> None:
+    task = family.make(11, 12)
+    enter(sim, task)
+    outputs = [sim.exec(command).output for command in task.expert]
+    for output, command in zip(outputs, task.expert[1:], strict=False):
+        name = re.findall(r"\w+", command.split(" && ")[0])[-1]
+        assert (name in output) or (command.split()[1] in output), (output, command)
+    assert outputs[-1] == ""
+
+
+def test_a_mistake_fails_and_changes_nothing(family: Family, box: Sandbox) -> None:
+    task, rng = family.make(2, 8), random.Random(0)
+    enter(box, task)
+    for chunk, command in enumerate(task.expert):
+        before = box.snapshot().tree_hash
+        wrong = family.mistake(task, chunk, rng)
+        result = box.exec(wrong)
+        assert result.exit_code not in (0, None), wrong
+        assert result.output, wrong
+        assert box.snapshot().tree_hash == before
+        box.exec(command)
+    assert verify_files(task, box).reward == 1.0
+
+
+@pytest.mark.parametrize("dropped", range(6))
+def test_a_ticket_left_out_is_not_rewarded_though_the_end_is_reached(sim: Sandbox, dropped: int) -> None:
+    task = get_family("tickets").make(1, 6)
+    enter(sim, task)
+    for chunk, command in enumerate(task.expert):
+        sim.exec(command.partition(" && ")[2] if chunk == dropped else command)
+    assert verify_files(task, sim).reward == 0.0
+
+
+def test_reading_a_note_plainly_does_not_show_what_its_own_tool_shows(sim: Sandbox) -> None:
+    compared = 0
+    for seed in range(10):
+        task = get_family("notes").make(seed, 8)
+        enter(sim, task)
+        for command in task.expert[:-1]:
+            if not command.startswith("cat"):
+                plain = sim.exec(f"cat {command.split()[-1]}").output
+                assert plain != sim.exec(command).output
+                compared += 1
+    assert compared > 30
+
+
+WORDS = (*NAMES[:12], *COLOURS[:4], "answer")
+WRITE = re.compile(r"echo (\w+) > (\w+)")
+
+
+def tree_after(task: Task, commands: list[str]) -> dict[str, str]:
+    """An own reading of the commands: they write words to files and nothing else."""
+    files = dict(task.files)
+    for command in commands:
+        files.update({name: f"{word}\n" for word, name in WRITE.findall(command)})
+    return files
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), name=st.sampled_from(sorted(FAMILIES)), seed=st.integers(0, 50), chunks=st.integers(1, 5))
+def test_a_chain_is_rewarded_exactly_when_it_leaves_the_experts_files(
+    sim: Sandbox, data: st.DataObject, name: str, seed: int, chunks: int
+) -> None:
+    task = get_family(name).make(seed, chunks)
+    chain = data.draw(st.permutations(task.expert).map(lambda order: order[: data.draw(st.integers(0, chunks))]))
+    if data.draw(st.booleans()):
+        wrong = f"echo {data.draw(st.sampled_from(WORDS))} > {data.draw(st.sampled_from(WORDS))}"
+        chain.insert(data.draw(st.integers(0, len(chain))), wrong)
+    enter(sim, task)
+    for command in chain:
+        sim.exec(command)
+    wanted, left = tree_after(task, list(task.expert)), tree_after(task, chain)
+    right = all(left.get(path) == text for path, text in wanted.items())
+    assert verify_files(task, sim).reward == float(right)
