@@ -54,18 +54,19 @@ def make(
     image: str | None = None,
     limits: Limits | None = None,
     task_name: str = "",
-    allow_unsafe: bool = False,
+    allow_unsafe: tuple[str, ...] = (),
 ) -> Sandbox:
     """A started, empty box. Close it, or use it as a context manager.
 
-    Raises SandboxUnavailable, ImageMissing, UnsafeTask, LimitNotEnforced, ConfigError: each says the way on.
+    `allow_unsafe` are the settings of its task that --allow-unsafe let through: they become part of the box's label.
+    Raises SandboxUnavailable, ImageMissing, LimitNotEnforced, ConfigError: each says the way on.
     """
     chosen = backend if backend == "sim" else resolve(backend)[0]
     limits = limits or Limits()
     if chosen == "sim":
         from mini_rome.sandbox.sim import SimSandbox
 
-        return SimSandbox("shellsim", f"sim-{run_id()}-{next(_numbers)}", limits, task_name)
+        return SimSandbox("shellsim", f"sim-{run_id()}-{next(_numbers)}", limits, task_name, allow_unsafe)
     from mini_rome.sandbox.docker import DockerSandbox
 
-    return DockerSandbox.start(image, limits, task_name, allow_unsafe=allow_unsafe)
+    return DockerSandbox.start(image, limits, task_name, unsafe=allow_unsafe)

@@ -73,14 +73,13 @@ class DockerSandbox(Sandbox):
     @classmethod
     def start(
         cls, image: str | None = None, limits: Limits | None = None, task_name: str = "", profile: Profile = AGENT,
-        allow_unsafe: bool = False, settings: dict[str, object] | None = None,
+        unsafe: tuple[str, ...] = (),
     ) -> Self:
-        """Create, start and check a box. `settings` are a task's environment settings, refused where unsafe.
+        """Create, start and check a box. `unsafe` are a task's settings that --allow-unsafe let through: a label.
 
-        Raises SandboxUnavailable, ImageMissing, UnsafeTask, LimitNotEnforced, SandboxError; nothing is left behind.
+        Raises SandboxUnavailable, ImageMissing, LimitNotEnforced, SandboxError; nothing is left behind.
         """
         limits = limits or Limits()
-        unsafe = hardening.refuse_unsafe(settings or {}, allow_unsafe)
         host = engine()
         image = image or images.DEFAULT_IMAGE
         try:

@@ -1,4 +1,4 @@
-"""What a box is allowed: the flags it is created with, the settings a task may not ask for, the check inside.
+"""What a box is allowed: the flags it is created with, and the check inside.
 
 `container_options` is pure, so that a test can remove one flag at a time and see an attack case turn red.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from docker.types import LogConfig, Ulimit
 
-from mini_rome.errors import ConfigError, LimitNotEnforced, UnsafeTask
+from mini_rome.errors import LimitNotEnforced
 from mini_rome.sandbox.base import HOME, WORKDIR, Limits
 
 HOSTNAME = "box"
@@ -86,49 +86,6 @@ def container_options(
         runtime=runtime,
     )
     return container, host
-
-
-def refuse_unsafe(settings: Mapping[str, Any], allow_unsafe: bool = False) -> tuple[str, ...]:
-    """The keys of a task's environment settings that break the isolation; () for a harmless one.
-
-    Raises UnsafeTask naming the first, unless `allow_unsafe`: then the keys go into the run's label.
-    """
-    found = tuple(key for key, value in settings.items() if _is_unsafe(key, value))
-    if found and not allow_unsafe:
-        raise UnsafeTask(
-            f"environment.{found[0]} = {settings[found[0]]!r} breaks the isolation; "
-            "--allow-unsafe lets it through and labels the run"
-        )
-    return found
-
-
-def _is_unsafe(key: str, value: Any) -> bool:
-    """Settings that are dangerous whatever they say, and settings that are dangerous for some values."""
-    word = key.lower().replace("-", "_")
-    harmless_values = {
-        "network": ("none", "", None), "network_mode": ("none", "no-network", "", None), "pid": ("", None),
-        "pid_mode": ("", None), "ipc": ("private", "none", "", None), "ipc_mode": ("private", "none", "", None),
-        "userns_mode": ("", None), "uts": ("", None), "cgroupns": ("private", "", None),
-    }
-    if word in harmless_values:
-        return (value.lower() if isinstance(value, str) else value) not in harmless_values[word]
-    always = ("privileged", "allow_internet", "cap_add", "capabilities", "devices", "device_requests", "gpus",
-              "volumes", "binds", "mounts", "volumes_from", "docker_sock", "security_opt", "sysctls", "ports",
-              "extra_hosts", "uts_mode", "cgroup_parent", "runtime", "links")
-    return word in always and bool(value)
-
-
-def task_limits(limits: Limits, settings: Mapping[str, Any]) -> Limits:
-    """Limits with what a task asks for: memory_mb, cpus, storage_mb. Raises ConfigError for a value out of range."""
-    changes: dict[str, Any] = {}
-    for key, name in (("memory_mb", "memory_mb"), ("cpus", "cpus"), ("storage_mb", "disk_mb")):
-        value = settings.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ConfigError(f"environment.{key} = {value!r}: must be a positive number")
-        changes[name] = float(value) if name == "cpus" else int(value)
-    return Limits(**{**limits.__dict__, **changes})
 
 
 def judge(facts: str, limits: Limits, profile: Profile, runtime: str | None) -> None:

@@ -34,6 +34,7 @@ _WIPE = f"cd / && rm -rf {' '.join(_ROOTS)} && mkdir -p {' '.join(_ROOTS)}"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Commands that may have changed files outside _ROOTS: an absolute path elsewhere, `..`, `~`, a bare cd.
 _LEAVES = re.compile(r"(?<![\w./*-])/(?!app\b|tmp\b|home/agent\b|dev/null\b)|\.\.|~|\bcd\s*(?:$|[;&|\n-])|\\[0x]")
+_UNKNOWN = re.compile(rb"^[\w-]+: (unsupported|unimplemented|unrecognized) ", re.M)  # a flag shellsim lacks
 _STOPS: dict[str, Status] = {"memory_exhausted": "oom", "output_limit_exceeded": "output_limit"}
 
 
@@ -154,7 +155,7 @@ class SimSandbox(Sandbox):
         return RawStep(
             head, {"timeout": 124, "ok": done.returncode}.get(status, 137), tail, len(output), status,
             killed=self._end_step(done), notices=notices,
-            supported=not (done.unsupported or done.unsupported_commands),
+            supported=not (done.unsupported or done.unsupported_commands or _UNKNOWN.search(done.stdout)),
         )
 
     def _script(self, text: str) -> str:
