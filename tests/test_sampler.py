@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from tiny import STOP, small_model
+from small import STOP, small_model
 
 from mini_rome.errors import ConfigError
 from mini_rome.sampler.base import Completion, Request, SamplingParams, uniforms
@@ -200,7 +200,7 @@ def test_draws_have_the_frequencies_of_the_distribution() -> None:
 
 def test_uniforms_depend_on_every_part_of_the_key_and_not_on_the_count() -> None:
     assert uniforms((1, 2, 3, 4), 3).tolist() == uniforms((1, 2, 3, 4), 9)[:3].tolist()
-    keys = [(1, 2, 3, 4), (0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0), (4, 3, 2, 1), (1, 2, 3 + (1 << 20), 4)]
+    keys = [(1, 2, 3, 4), (0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0), (4, 3, 2, 1), (1, 2, 3 + 2**20, 4)]
     firsts = sorted(uniforms(key, 1)[0] for key in keys)
     assert all(later - earlier > 1e-9 for earlier, later in pairwise(firsts))
 
