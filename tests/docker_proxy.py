@@ -63,6 +63,12 @@ class DockerProxy:
             thread.join(timeout=5)
         self._folder.cleanup()
 
+    @property
+    def connections(self) -> int:
+        """Connections open now."""
+        with self._lock:
+            return len(self._pairs)
+
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def stall(self) -> None:
