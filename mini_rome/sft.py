@@ -21,6 +21,7 @@ class MaskedSFTConfig(SFTConfig):
 
     output_dir: str | None = field(default=None, metadata={"help": "Where checkpoints go."})
     learning_rate: float = field(default=1e-3, metadata={"help": "Initial learning rate for AdamW."})
+    adam_beta2: float = field(default=0.95, metadata={"help": "Second-moment decay of AdamW, short as the run is."})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
     warmup_steps: float = field(default=20, metadata={"help": "Steps of linear warm-up."})
     max_steps: int = field(default=500, metadata={"help": "Optimiser steps."})
