@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from trl import GRPOConfig
@@ -22,16 +22,20 @@ IGNORED = (
     *("vespo_lambda_neg", "off_policy_mask_threshold", "use_bias_correction_kl", "max_tool_calling_iterations"),
     *("use_vllm", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
     *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"),
+    *("vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex"),
+    *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
+    *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
     *("generation_kwargs", "cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged"),
-    "max_completion_length",
+    *("transformers_continuous_batching_config", "ds3_gather_for_generation", "chat_template_kwargs"),
+    *("max_completion_length", "num_generations_eval", "log_multimodal"),
 )
 # Sampling options that would make mu another distribution than the one whose log-probs enter the ratios.
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 
 
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"--{name} {value}: choose from {', '.join(choices)}")
+        raise ConfigError(f"--{name} {value}: choose from {', '.join(map(str, choices))}")
 
 
 @dataclass
@@ -76,7 +80,9 @@ class IPAConfig(GRPOConfig):
         default=2, metadata={"help": "Batches that the success rate is taken over. Not in the paper."}
     )
     anchors: int = field(default=8, metadata={"help": "Parallel starts per task. Not in the paper."})
-    anchor_mode: str = field(default="uniform", metadata={"help": "Parallel starts: uniform or random."})
+    anchor_mode: Literal["uniform", "random"] = field(
+        default="uniform", metadata={"help": "Parallel starts: uniform or random."}
+    )
     il_when: str = field(
         default="never",
         metadata={"help": "Imitate the expert (eq. 10): never, always, fork_failed (no resample of it succeeded)."},
@@ -106,10 +112,14 @@ class IPAConfig(GRPOConfig):
     logging_steps: float = field(default=1, metadata={"help": "Log every so many steps."})
     save_strategy: str = field(default="steps", metadata={"help": "When to save checkpoints."})
     save_steps: float = field(default=20, metadata={"help": "Steps between checkpoints."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints kept; at least 2, since the newest may be cut short by a crash."}
+    )
     report_to: str = field(default="none", metadata={"help": "trackio, tensorboard, wandb or none."})
     disable_tqdm: bool | None = field(default=True, metadata={"help": "The recipes show their own progress."})
-    shuffle_dataset: bool | None = field(default=False, metadata={"help": "Draw the tasks of a step at random."})
+    shuffle_dataset: bool | None = field(
+        default=False, metadata={"help": "Must be false: tasks come in turn, so that a stopped run goes on exactly."}
+    )
 
     def __post_init__(self) -> None:
         self._refuse_what_ipa_ignores()
@@ -139,7 +149,7 @@ class IPAConfig(GRPOConfig):
 
     @property
     def fresh(self) -> bool:
-        """True when every update uses rollouts of the current weights, so that rho is 1 by construction."""
+        """True when every update uses rollouts of the current weights, so that pi_theta is pi_old."""
         return self.steps_per_generation == self.gradient_accumulation_steps and self.num_iterations == 1
 
     def _refuse_what_ipa_ignores(self) -> None:
@@ -164,6 +174,7 @@ class IPAConfig(GRPOConfig):
         _choice("anchor_mode", self.anchor_mode, ("uniform", "random"))
         _choice("il_when", self.il_when, ("never", "always", "fork_failed"))
         _choice("pi_old_source", self.pi_old_source, ("trainer", "sampler"))
+        _choice("shuffle_dataset", self.shuffle_dataset, (False,))
         for name, low, high in (
             ("gamma", 0.0, 1.0),
             ("rollback_threshold", 1e-9, 1.0),
@@ -175,7 +186,8 @@ class IPAConfig(GRPOConfig):
             ("rollback_window", 1, float("inf")),
             ("anchors", 1, float("inf")),
             ("expert_refresh", 0, float("inf")),
+            ("save_total_limit", 2, float("inf")),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise ConfigError(f"--{name} {value}: must lie in [{low:g}, {high:g}]")

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +29,7 @@ from mini_rome.evaluate import evaluate
 from mini_rome.experts import Expert
 from mini_rome.figures import COLUMNS, learning_curve
 from mini_rome.masks import MaskPolicy, masked_share
-from mini_rome.model import build_model, build_tokenizer, load_model
+from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
 from mini_rome.rollout import Rollout
 from mini_rome.runs import (
@@ -104,6 +107,7 @@ class Run:
         self.begun = time.monotonic()
         self.rows: list[dict[str, Any]] = []
         self.success: dict[str, dict[str, Any]] = {}
+        self.weights: dict[str, str] = {}  # sha256 of each saved model
         self.minutes = 0.0  # of earlier sessions of a resumed run
         self._check()
 
@@ -121,6 +125,11 @@ class Run:
         for family in self.arguments.families:
             for horizon in (*self.arguments.chunks, *self.arguments.sft_chunks):
                 make_tasks([family], [horizon], 1, "train")
+        if self.args.resume_from_checkpoint is not None:
+            raise ConfigError(
+                f"--resume_from_checkpoint {self.args.resume_from_checkpoint}: a run goes on as a whole, "
+                f"with --resume and its folder."
+            )
         if self.arguments.model is not None and not Path(self.arguments.model).exists():
             raise ConfigError(f"--model {self.arguments.model}: no such folder")
 
@@ -131,7 +140,11 @@ class Run:
         # A simulated box is a few kilobytes: more of them at once only make larger batches.
         boxes = self.arguments.boxes if backend == "docker" else max(256, self.arguments.boxes)
         self.pool = Pool(backend, size=boxes)
-        self.folder = self._folder()
+        with ExitStack() as undo:
+            undo.callback(self.pool.close)
+            with self.pool.box():  # an image that is missing is said before anything is written
+                self._open_folder()
+            undo.pop_all()
         self.display.line(f"run: {self.folder}")
         if self.kind == "ipa":
             self._say_what_is_live()
@@ -140,12 +153,13 @@ class Run:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.pool.close()
         if isinstance(error, KeyboardInterrupt):
-            self.display.line(f"stopped; go on with: python recipes/ipa.py --resume {self.folder}")
+            again = shlex.join([*sys.argv, "--resume", str(self.folder)])  # the same options, or it is another run
+            self.display.line(f"stopped; go on with: python {again}")
 
     # Set-up
 
-    def _folder(self) -> Path:
-        """The run's folder, the same on all ranks; a resumed run brings its numbers."""
+    def _open_folder(self) -> None:
+        """Make or find the run's folder, the same on all ranks; a resumed run brings its numbers."""
         chosen: list[Any] = [None]
         if self.ranks.is_main_process:
             if self.arguments.resume is not None:
@@ -158,16 +172,36 @@ class Run:
             else:
                 chosen = [str(new_run(kind=self.kind))]
         broadcast_object_list(chosen)
-        folder = Path(chosen[0])
-        if self.arguments.resume is not None:
-            state = json.loads((folder / STATE).read_text())
+        self.folder = Path(chosen[0])
+        if self.arguments.resume is None:
+            self._save_state()  # from now on the run can be resumed
+        else:
+            state = json.loads((self.folder / STATE).read_text())
+            self._check_same_options(state["options"])
             self.rows, self.success, self.minutes = state["rows"], state["success"], state["minutes"]
-        return folder
+
+    def _options(self) -> dict[str, Any]:
+        """The run's options as JSON takes them: infinity is a word."""
+        options = {
+            **dataclasses.asdict(self.arguments),
+            **{name: getattr(self.args, name) for name in (*IPAConfig.__annotations__, "seed")},
+        }
+        return {name: "inf" if value == float("inf") else value for name, value in options.items()}
+
+    def _check_same_options(self, recorded: dict[str, Any]) -> None:
+        """A run that went on with other options would be neither of the two."""
+        for name, value in self._options().items():
+            if name not in ("resume", "boxes", "output_dir") and recorded[name] != value:
+                raise ConfigError(
+                    f"--{name} {value}: the run in {self.arguments.resume} was started with {recorded[name]}. "
+                    f"Go on with the options in its run.json, or start a new run."
+                )
 
     def _say_what_is_live(self) -> None:
         args = self.args
         negatives = "on" if args.failure_reward < 0 else "off (failure_reward 0: failures give no gradient)"
-        ratio = "1 by construction (fresh rollouts)" if args.fresh else f"live, level {args.ratio_level}"
+        fresh = args.fresh and args.pi_old_source == "trainer"
+        ratio = "1 by construction (fresh rollouts)" if fresh else f"live, level {args.ratio_level}"
         mask = (
             f"live, level {args.mask_level}, H {args.mismatch_threshold}"
             if self.arguments.sampler_dtype
@@ -177,7 +211,7 @@ class Run:
         self.display.line(f"sampler: {self.arguments.sampler} ({weights})")
         self.display.line(
             f"loss: {args.objective}; gamma {args.gamma}; negatives {negatives}; ratio {ratio}; mask {mask}; "
-            f"imitation {args.il_when}; starts {args.resampling}"
+            f"pi_old from the {args.pi_old_source}; imitation {args.il_when}; starts {args.resampling}"
         )
 
     def tasks(self, split: Split, chunks: list[int]) -> list[Task]:
@@ -221,6 +255,8 @@ class Run:
                 model = self.model.merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
                 model.save_pretrained(self.folder / name)
                 self.tokenizer.save_pretrained(self.folder / name)
+            self.weights[name] = weights_hash(model)
+            self.display.line(f"weights ({name}): sha256 {self.weights[name]}")
             self._save_state()
         self.ranks.wait_for_everyone()
 
@@ -262,7 +298,6 @@ class Run:
         """IPA from the present model; `changes` are options of this arm."""
         folder = self.folder / variant
         args = dataclasses.replace(self.args, output_dir=str(folder), **self._derived(), **changes)
-        set_seed(args.seed)  # an adapter is drawn inside the trainer's constructor, before it sets the seed itself
         stop = StopAfterStep(self.display)
         trainer = IPATrainer(
             self.model, args, self.rollout, experts, self.tokenizer, callbacks=[stop], peft_config=peft_config
@@ -279,7 +314,7 @@ class Run:
     @staticmethod
     def _derived() -> dict[str, Any]:
         """Fields that the configuration computes and that must be computed again for a copy of it."""
-        return {"generation_batch_size": None, "steps_per_generation": None}
+        return {"generation_batch_size": None}  # steps_per_generation stays, and gives it
 
     def evaluate(self, stage: str, tasks: list[Task], chunks: list[int] | None = None) -> None:
         """Success on held-out tasks (of these horizons) from the initial state, kept for the report."""
@@ -304,7 +339,10 @@ class Run:
     def _save_state(self) -> None:
         if self.ranks.is_main_process:
             minutes = self.minutes + (time.monotonic() - self.begun) / 60
-            write_json(self.folder / STATE, {"rows": self.rows, "success": self.success, "minutes": minutes})
+            write_json(
+                self.folder / STATE,
+                {"rows": self.rows, "success": self.success, "minutes": minutes, "options": self._options()},
+            )
 
     def report(self) -> None:
         """summary.json, curve.csv, curve.png and the table."""
@@ -320,12 +358,12 @@ class Run:
             "minutes": round(minutes, 2),
             "seconds": self.display.seconds,
             "infra": dict(self.rollout.infra),
-            "options": {
-                **dataclasses.asdict(self.arguments),
-                **{name: getattr(self.args, name) for name in IPAConfig.__annotations__},
-            },
+            "pi_old_source": self.args.pi_old_source,
+            "weights": self.weights,
+            "options": self._options(),
         }
         write_json(self.folder / SUMMARY, summary)
+        self.rows.sort(key=lambda row: (row["variant"], row["step"], row["metric"]))
         write_csv(self.folder / CURVE_CSV, self.rows, COLUMNS)
         self.display.console.print(self._table(minutes))
         if any(row["metric"] == "test_success" for row in self.rows):
@@ -354,10 +392,13 @@ class _Curve(TrainerCallback):
         self.tasks = make_tasks(a.families, a.chunks, a.curve_tasks, "validation", run.args.seed)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
+        self._rows(state.global_step, logs or {})
+
+    def _rows(self, step: int, logs: dict[str, float]) -> None:
         shown = {"success": "train_success", "start/mean": "start_position", "grad_norm": "grad_norm"}
         for name, metric in shown.items():
-            if logs and logs.get(name) is not None:
-                self.run.point(self.variant, state.global_step, metric, float(logs[name]))
+            if logs.get(name) is not None:
+                self.run.point(self.variant, step, metric, float(logs[name]))
 
     def on_step_end(self, args, state, control, **kwargs):
         every = self.run.arguments.eval_every
@@ -365,6 +406,8 @@ class _Curve(TrainerCallback):
             self._test(state.global_step)
 
     def on_train_begin(self, args, state, control, **kwargs):
+        for entry in state.log_history:  # of a resumed run: its rows, up to the checkpoint
+            self._rows(entry["step"], entry)
         if self.run.arguments.eval_every and state.global_step == 0:
             self._test(0)
 

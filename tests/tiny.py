@@ -110,7 +110,7 @@ def mixed_batch() -> list[Trajectory]:
 
 
 class Gradients(TrainerCallback):
-    """Keeps the gradients of each optimiser step, before clipping changes them... which it never does here."""
+    """Keeps the gradients of each optimiser step; `trainer` sets a clipping norm that they never reach."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, torch.Tensor]] = []

@@ -97,7 +97,7 @@ class TransformersSampler(Sampler):
         self.sync(model, version=0)
 
     def sync(self, model: PreTrainedModel, version: int) -> None:
-        self._model = model if self.dtype is None else copy.deepcopy(model).to(self.dtype).eval()
+        self._model = model if self.dtype is None else _copy(model, self.dtype)
         # SFT leaves a Mixture of Experts asking for its router loss: of no use here and not made for a cache.
         self._extra = {"output_router_logits": False} if "output_router_logits" in model.config.to_dict() else {}
         self.version = version
@@ -220,3 +220,15 @@ class TransformersSampler(Sampler):
             **self._extra,
         )
         return output.logits[:, -1]
+
+
+def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Another model of the same weights in this precision.
+
+    A trainer hangs a `forward` of its own on each instance, tied to the weights of that instance: a copy that kept it
+    would go on sampling with the original, in the original's precision.
+    """
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        vars(module).pop("forward", None)
+    return copied.to(dtype).eval()
