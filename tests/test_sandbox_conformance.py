@@ -1,7 +1,7 @@
 """The conformance suite over both backends: the surface in one pass, and which cases of the list apply where.
 
 Every case id has tests named after it in tests/test_sandbox_cases_*.py. A test that takes `box` or `backend` runs on
-both backends; NOT_ON_SIM lists the ids that have none such, each with the reason.
+both backends, one that makes a sim box on that; NOT_ON_SIM lists the ids that have neither, each with the reason.
 """
 
 from __future__ import annotations
@@ -41,22 +41,24 @@ NOT_ON_SIM = {
     "F03": "its read limit and disk are memory of this process; 50 MB are left to docker",
     "S01": "no process and no environment of the host: X02 shows that the host is out of reach",
     "S02": "no kernel",
-    "S04": "refused when the task is loaded, before any backend is chosen",
     "N01": "no sockets", "N02": "no sockets", "N04": "no process table",
-    "V02": "no binaries", "V05": "no background process", "V10": "no test files: families are checked on the host",
-    "X01": "about the choice of the backend", "X02": "about sim alone",
+    "V02": "no binaries", "V05": "no background process", "V08": "no box: a reward file is judged on the host",
+    "V10": "no test files: families are checked on the host", "X01": "about the choice of the backend",
 }
 TESTS = Path(__file__).parent
 
 
-def _cases() -> dict[str, list[set[str]]]:
-    """{case id: the parameters of each of its tests}."""
-    found: dict[str, list[set[str]]] = {}
+def _cases() -> dict[str, list[bool]]:
+    """{case id: for each of its tests, whether it runs on sim}."""
+    found: dict[str, list[bool]] = {}
     for path in sorted(TESTS.glob("test_sandbox_cases_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
             match = re.match(r"test_case_([A-Z]\d\d)_", node.name) if isinstance(node, ast.FunctionDef) else None
             if match and isinstance(node, ast.FunctionDef):
-                found.setdefault(match[1], []).append({argument.arg for argument in node.args.args})
+                takes = {argument.arg for argument in node.args.args}
+                source = ast.get_source_segment(text, node) or ""
+                found.setdefault(match[1], []).append(bool(takes & {"box", "backend"}) or 'make("sim"' in source)
     return found
 
 
@@ -64,8 +66,8 @@ def test_every_case_has_tests_and_the_exceptions_are_exactly_listed() -> None:
     cases = _cases()
     assert len(IDS) == len(set(IDS)) == 60
     assert set(IDS) - set(cases) == set() and set(cases) - set(IDS) == set()
-    docker_only = {case for case, tests in cases.items() if not any(test & {"box", "backend"} for test in tests)}
-    assert docker_only == set(NOT_ON_SIM) and len(NOT_ON_SIM) == 32
+    docker_only = {case for case, on_sim in cases.items() if not any(on_sim)}
+    assert docker_only == set(NOT_ON_SIM) and len(NOT_ON_SIM) == 31
     kinds = sorted({case[0] for case in IDS})
     print(f"\n{'kind':<6}{'cases':>6}{'tests':>7}{'on sim':>8}")
     for kind in kinds:

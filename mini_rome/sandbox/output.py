@@ -82,38 +82,63 @@ def _boundary(data: bytes, size: int, from_end: bool) -> int:
 
 # What shellsim says -> what bash and GNU say. (pattern over one line, replacement), applied to the simulated shell.
 _MISSING = "No such file or directory"
-_PLAIN = r"^(cat|grep|wc|ls|cut|uniq|diff|sha256sum|md5sum|nl|tac|cmp)"
+_REASON = rf"({_MISSING}|Is a directory|Not a directory)"
 _SIM_WORDING: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.M), text)
     for pattern, text in (
-        (_PLAIN + r": (.*): (" + _MISSING + r"|Is a directory): \S*$", r"\1: \2: \3"),
-        (r"^(\w+): WrongAccess$", r"\1: Is a directory"),
-        (r"^(head|tail): (.*?): " + _MISSING + r"(?:: \S*)?$", rf"\1: cannot open '\2' for reading: {_MISSING}"),
-        (r"^sort: (.*?): " + _MISSING + r"(?:: \S*)?$", rf"sort: cannot read: \1: {_MISSING}"),
-        (r"^rev: (.*?): " + _MISSING + r"(?:: \S*)?$", rf"rev: cannot open \1: {_MISSING}"),
-        (r"^sed: (.*?): " + _MISSING + r"(?:: \S*)?$", rf"sed: can't read \1: {_MISSING}"),
-        (r"^(cp|mv): cannot (?:copy|move) '(.*)': " + _MISSING + r": \S*$", rf"\1: cannot stat '\2': {_MISSING}"),
-        (r"^(rm): cannot remove '(.*)': " + _MISSING + r": \S*$", rf"\1: cannot remove '\2': {_MISSING}"),
-        (r"^shellsim: redirection: (.*?): " + _MISSING + r": \S*$", rf"bash: line 1: \1: {_MISSING}"),
-        (r"^cd: (.*): (" + _MISSING + "|Not a directory)$", r"bash: line 1: cd: \1: \2"),
+        (rf"^(head|tail): (.*?): {_MISSING}(?:: \S*)?$", rf"\1: cannot open '\2' for reading: {_MISSING}"),
+        (r"^(head|tail): (.*?): Is a directory(?:: \S*)?$", r"\1: error reading '\2': Is a directory"),
+        (rf"^sort: (?!cannot)(.*?): {_MISSING}(?:: \S*)?$", rf"sort: cannot read: \1: {_MISSING}"),
+        (r"^sort: (.*?): Is a directory: \S*$", r"sort: read failed: \1: Is a directory"),
+        (rf"^rev: (?!cannot)(.*?): {_MISSING}(?:: \S*)?$", rf"rev: cannot open \1: {_MISSING}"),
+        (r"^rev: (.*?): Is a directory: \S*$", r"rev: \1: 0: Is a directory"),
+        (rf"^sed: can't read (?:can't read )?(.*?): {_MISSING}(?:: \S*)?$", rf"sed: can't read \1: {_MISSING}"),
+        (rf"^sed: (?!can't|couldn't)(.*?): {_MISSING}(?:: \S*)?$", rf"sed: can't read \1: {_MISSING}"),
+        (r"^sed: (.*?): Is a directory: \S*$", r"sed: read error on \1: Is a directory"),
+        (rf"^(cp|mv): cannot (?:copy|move) '(.*)': {_MISSING}: \S*$", rf"\1: cannot stat '\2': {_MISSING}"),
+        (r"^cp: cannot copy '(.*)': Is a directory: \S*$", r"cp: -r not specified; omitting directory '\1'"),
+        (r"^mkdir: cannot create directory '(.*)': (.*?)(?:: /\S*)?$", r"mkdir: cannot create directory ‘\1’: \2"),
+        (rf"^find: '(.*)': {_MISSING}$", rf"find: ‘\1’: {_MISSING}"),
+        (rf"^chmod: {_MISSING}: (\S*)$", rf"chmod: cannot access '\1': {_MISSING}"),
+        (rf"^touch: {_MISSING}: (\S*)$", rf"touch: cannot touch '\1': {_MISSING}"),
+        (rf"^(\w+: .*): {_REASON}: \S*$", r"\1: \2"),
+        (rf"^shellsim: redirection: (.*?): {_MISSING}(?:: \S*)?$", rf"bash: line 1: \1: {_MISSING}"),
+        (r"^shellsim: redirection: (.*?): Is a directory(?:: \S*)?$", r"bash: line 1: \1: Is a directory"),
+        (r"^cd: (.*): (No such file or directory|Not a directory)$", r"bash: line 1: cd: \1: \2"),
+        (r"^(?!bash: )(\S*/\S*): command not found$", rf"bash: line 1: \1: {_MISSING}"),
         (r"^(?!bash: )(\S+): command not found$", r"bash: line 1: \1: command not found"),
+        (r"^(\S*/\S*): /\S*: permission denied$", r"bash: line 1: \1: Permission denied"),
         (r"^shellsim: syntax error: unclosed (.) quote$",
          r"bash: line 1: unexpected EOF while looking for matching `\1'"),
         (r"^shellsim: syntax error: unexpected end of file.*$", "bash: line 1: syntax error: unexpected end of file"),
         (r"^shellsim: ", "bash: line 1: "),
     )
 )
+_NAMELESS = re.compile(r"^(\w+): WrongAccess$", re.M)  # what shellsim says of a directory read as a file
 _BASH_WORDING = ((re.compile(rb"^bash: (?:eval|-c): line ", re.M), b"bash: line "),)
 
 
-def canonical_sim(output: bytes) -> bytes:
-    """The simulated shell's error lines in the wording of bash and GNU tools; other lines stay as they are."""
+def canonical_sim(output: bytes, command: str = "", cwd: str = "") -> bytes:
+    """The simulated shell's error lines in the wording of bash and GNU tools; other lines stay as they are.
+
+    `command` and `cwd` tell which relative name stands behind an absolute one, and which name was left out.
+    """
     if b": " not in output:
         return output
-    text = output.decode("utf-8", "surrogateescape")
+    text = _NAMELESS.sub(lambda match: _named(match[1], command), output.decode("utf-8", "surrogateescape"))
     for pattern, replacement in _SIM_WORDING:
         text = pattern.sub(replacement, text)
+    if cwd and f"{cwd.rstrip('/')}/" not in command:
+        here = re.escape(cwd.rstrip("/") + "/")
+        named = rf"^((?:bash: line 1|chmod|touch): (?:\w+ \w+ ')?){here}(.*: {_REASON})$"
+        text = re.sub(named, r"\1\2", text, flags=re.M)
     return text.encode("utf-8", "surrogateescape")
+
+
+def _named(tool: str, command: str) -> str:
+    """`cat: WrongAccess` -> `cat: d: Is a directory`, with the tool's only argument where there is one."""
+    found = re.search(rf"\b{tool}((?:\s+-\S+|\s+\d+)*)\s+([^\s;|&<>-][^\s;|&<>]*)\s*(?:$|[;|&<>])", command)
+    return f"{tool}: {found[2] if found else '-'}: Is a directory"
 
 
 def canonical_bash(output: bytes) -> bytes:

@@ -35,6 +35,27 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Commands that may have changed files outside _ROOTS: an absolute path elsewhere, `..`, `~`, a bare cd.
 _LEAVES = re.compile(r"(?<![\w./*-])/(?!app\b|tmp\b|home/agent\b|dev/null\b)|\.\.|~|\bcd\s*(?:$|[;&|\n-])|\\[0x]")
 _UNKNOWN = re.compile(rb"^[\w-]+: (unsupported|unimplemented|unrecognized) ", re.M)  # a flag shellsim lacks
+
+
+def _refuse(tool: str, where: str) -> str:
+    """A function before cp or mv of two files: same file, and a folder that is not there, are errors as in GNU."""
+    return (
+        tool + '() { __mr=${2%/*}; [ "$__mr" = "$2" ] && __mr=.\n'
+        'if [ $# = 2 ] && [ -f "$1" ] && [ ! -d "$2" ]; then\n'
+        f"if [ \"$1\" = \"$2\" ]; then echo \"{tool}: '$1' and '$2' are the same file\" >&2; return 1; fi\n"
+        f'if [ ! -d "$__mr" ]; then echo "{tool}: {where}: No such file or directory" >&2; return 1; fi\n'
+        f'fi; command {tool} "$@"; }}'
+    )
+
+
+# Where shellsim and GNU differ in exit codes or refusals, a function of the tool's name stands before it.
+_WRAPPERS = {
+    "sort": 'sort() { command sort "$@"; __mr=$?; [ $__mr = 1 ] && __mr=2; return $__mr; }',
+    "sed": 'sed() { command sed "$@"; __mr=$?; case $__mr in 1) __mr=2;; 2) __mr=1;; esac; return $__mr; }',
+    "mv": _refuse("mv", "cannot move '$1' to '$2'"),
+    "cp": _refuse("cp", "cannot create regular file '$2'"),
+}
+_WRAPPED = re.compile(rf"\b({'|'.join(_WRAPPERS)})\b")
 _STOPS: dict[str, Status] = {"memory_exhausted": "oom", "output_limit_exceeded": "output_limit"}
 
 
@@ -148,7 +169,7 @@ class SimSandbox(Sandbox):
             token.cancel()
         _watchdog.watch(token, seconds)
         done = self._shell().run(self._script(text), stdin, cancellation=token)
-        output = canonical_sim(done.stdout)
+        output = canonical_sim(done.stdout, text, self.cwd)
         status = self._status(done, len(output))
         head, tail = keep_ends(output, self.limits.raw_bytes)
         notices = self._carry(done.stderr)
@@ -161,10 +182,11 @@ class SimSandbox(Sandbox):
     def _script(self, text: str) -> str:
         """cd, exports and the command, each quoted; the state at its end goes to stderr, its output to stdout."""
         variables = {**DEFAULT_ENV, **self.env}
+        wrappers = "".join(f"{_WRAPPERS[tool]}\n" for tool in dict.fromkeys(_WRAPPED.findall(text)))
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         return (
             f"cd {shlex.quote(self.cwd)} 2>/dev/null || {{ printf lost >&2; cd {WORKDIR}; }}\n"
-            f"export {exports}\nexec 3>&2\n"
+            f"export {exports}\nexec 3>&2\n{wrappers}"
             "trap '[ $BASH_SUBSHELL = 0 ] && { printf \"\\0\"; pwd; printenv; } >&3' EXIT\n"
             f"eval {shlex.quote(text)} 2>&1\nexit $?\n"
         )
