@@ -135,7 +135,9 @@ class IPAConfig(GRPOConfig):
         try:
             super().__post_init__()
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            batch = "--per_device_train_batch_size x --gradient_accumulation_steps x processes"
+            hint = f"\nThe rollouts of a step are {batch}." if "generation_batch_size" in str(error) else ""
+            raise ConfigError(f"{error}{hint}") from error
         if self.steps_per_generation % self.gradient_accumulation_steps:
             raise ConfigError(
                 f"--steps_per_generation {self.steps_per_generation} must be a multiple of "

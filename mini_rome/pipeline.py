@@ -36,6 +36,7 @@ from mini_rome.runs import (
     CURVE_CSV,
     CURVE_PNG,
     SUMMARY,
+    checkpoint,
     claim,
     new_run,
     provenance,
@@ -130,8 +131,8 @@ class Run:
                 f"--resume_from_checkpoint {self.args.resume_from_checkpoint}: a run goes on as a whole, "
                 f"with --resume and its folder."
             )
-        if self.arguments.model is not None and not Path(self.arguments.model).exists():
-            raise ConfigError(f"--model {self.arguments.model}: no such folder")
+        if self.arguments.model is not None:
+            checkpoint(self.arguments.model)
 
     def __enter__(self) -> Run:
         set_seed(self.args.seed)
@@ -226,7 +227,7 @@ class Run:
     def build_model(self) -> None:
         """The model that the stages train: given, this run's own after SFT, or a new tiny one."""
         if self.arguments.model is not None:
-            self.load_model(self.arguments.model)
+            self.load_model(str(checkpoint(self.arguments.model)))
         elif not self.needs_sft:
             self.load_model("sft")
         else:
@@ -304,10 +305,10 @@ class Run:
         )
         quiet(trainer)
         trainer.add_callback(_Curve(self, trainer, variant))
-        checkpoint = last_checkpoint(folder) if self.arguments.resume is not None else None
+        newest = last_checkpoint(folder) if self.arguments.resume is not None else None
         with self.display.stage(f"IPA ({variant})", args.max_steps) as update, stop.armed(), writing(folder):
             trainer.add_callback(TrainingProgress(update, _note))
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train(resume_from_checkpoint=str(newest) if newest else None)
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.sampler.sync(self.model, version=trainer.state.global_step)
 

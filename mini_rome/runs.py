@@ -72,7 +72,7 @@ def claim(folder: str | Path, kind: str, option: str = "--output_dir", resume: b
     if not resume and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"{option} {folder} holds another run. Name a new folder, delete that one, "
-            f"or go on from it with --resume_from_checkpoint."
+            f"or go on with it by --resume."
         )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
