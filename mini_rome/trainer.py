@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import GRPOTrainer
@@ -323,8 +324,14 @@ class IPATrainer(GRPOTrainer):
             write_json(folder / STATE, state)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
         folder, ranks = Path(resume_from_checkpoint), self.accelerator.num_processes
+        if isinstance(self.model, PeftModel) or self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            # The base class loads by name, but the experts of a Mixture of Experts have other names in the file than
+            # in memory: it would leave them as they are, with no more than a warning.
+            saved = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
+            self.model.load_state_dict(saved.state_dict())
         state = json.loads((folder / STATE).read_text())
         if state["processes"] != ranks:
             raise ConfigError(f"{folder}: written by {state['processes']} processes, resume with as many")

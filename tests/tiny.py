@@ -77,7 +77,10 @@ class Recorded:
         self, starts: Sequence[Start], params: SamplingParams, *, step: int, first_episode: int, progress: Any
     ) -> list[Trajectory]:
         self.infra += self.drops
-        return self.trajectories[first_episode : first_episode + len(starts)]
+        mine = self.trajectories[first_episode : first_episode + len(starts)]
+        for turn in (turn for trajectory in mine for turn in trajectory.policy_turns):
+            turn.policy_version = turn.policy_version if turn.policy_version < 0 else step
+        return mine
 
 
 class _Frozen:
