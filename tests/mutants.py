@@ -28,11 +28,12 @@ import libcst as cst
 import numpy  # noqa: F401  (loaded once, before the forks)
 import pytest
 import torch
+from hypothesis.internal.detection import is_hypothesis_test
 from mutmut.mutation.mutators import mutation_operators
 
 HERE = Path(__file__).parent
 SURVIVORS = HERE / "mutants_survivors.txt"
-TESTS = {  # quick ones first: most mutants die there
+TESTS = {
     "chunking": ["test_chunking.py", "test_loss_wrong_readings.py"],
     "credit": ["test_credit.py"],
     "loss": ["test_loss_wrong_readings.py", "test_loss.py"],
@@ -103,6 +104,14 @@ def changed_lines(before: str, after: str) -> str:
     return "\n".join(f"{line[0]} {line[1:].strip()}" for line in lines if line[0] in "+-")
 
 
+class QuickFirst:
+    """A pytest plugin: hand-made examples before searches, so that most changes are caught in a moment."""
+
+    @staticmethod
+    def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: isinstance(item, pytest.Function) and is_hypothesis_test(item.function))
+
+
 def survives(mutant: Mutant) -> bool:
     """In a fork: run the module's tests on the changed source. True when they all pass."""
     signal.alarm(SECONDS)  # ends this process, which the parent counts as killed
@@ -113,7 +122,7 @@ def survives(mutant: Mutant) -> bool:
     sys.modules[name] = module
     exec(compile(mutant.source, spec.origin, "exec"), module.__dict__)
     files = [str(HERE / file) for file in TESTS[mutant.module]]
-    return pytest.main([*BARE, *files]) == 0
+    return pytest.main([*BARE, *files], plugins=[QuickFirst()]) == 0
 
 
 def fork(mutant: Mutant) -> int:
