@@ -139,9 +139,9 @@ def test_gc_removes_by_label_and_dead_owner_only_and_a_dry_run_removes_nothing(
     volume = client.volumes.create(labels=owner_labels("gc-a", dead_pid()))
     listed = reaper.gc(dry_run=True, client=client)
     assert f"container {stale.name}" in listed and f"volume {volume.name}" in listed  # type: ignore[attr-defined]
-    assert stale.id in {found.id for found in client.containers.list(all=True)}  # type: ignore[attr-defined]
+    assert stale.id in {found.id for found in client.containers.list(all=True, sparse=True)}  # type: ignore[attr-defined]
     assert set(reaper.gc(client=client)) >= {f"container {stale.name}", f"volume {volume.name}"}  # type: ignore[attr-defined]
-    left = {found.id for found in client.containers.list(all=True)}
+    left = {found.id for found in client.containers.list(all=True, sparse=True)}
     assert stale.id not in left  # type: ignore[attr-defined]
     assert {found.id for found in (alive, named, elsewhere)} <= left  # type: ignore[attr-defined]
     assert volume.name not in {found.name for found in client.volumes.list()}
@@ -160,7 +160,7 @@ def test_remove_run_takes_containers_networks_volumes_and_images_of_that_run(
     base.commit(repository="mini-rome-test/rr", changes=[f"LABEL {reaper.RUN}=rr-ours"])  # type: ignore[attr-defined]
     assert reaper.remove_run("rr-ours", lambda: client, give_up_s=30) == 5
     assert not list(reaper._labelled(client, f"{reaper.RUN}=rr-ours"))
-    assert kept.id in {found.id for found in client.containers.list(all=True)}  # type: ignore[attr-defined]
+    assert kept.id in {found.id for found in client.containers.list(all=True, sparse=True)}  # type: ignore[attr-defined]
 
 
 @pytest.mark.docker
@@ -194,13 +194,13 @@ def owner(boxes: int, then: str = "time.sleep(600)", fork: bool = False) -> tupl
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
+    assert process.stdout is not None and process.stderr is not None
     run = process.stdout.readline().strip()
-    assert run, "the owner did not start its boxes"
+    assert run, f"the owner did not start its boxes: {process.stderr.read()}"
     return process, run
 
 

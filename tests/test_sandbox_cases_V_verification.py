@@ -164,7 +164,8 @@ def test_case_V05_nothing_of_the_agent_lives_while_it_is_judged(
     docker_box.exec("echo 42 > in.txt")
     docker_box.exec(rewriter)
     if background == "keep":
-        assert docker_box.exec("sleep 0.2; cat answer.txt").output == "42\n"
+        written = docker_box.exec('until [ "$(cat answer.txt 2>/dev/null)" = 42 ]; do :; done; echo yes', timeout=9)
+        assert written.output == "yes\n"
     docker_box.sweep()
     docker_box.exec("rm -f answer.txt; sleep 0.2")
     before = docker_box.snapshot().tree_hash
