@@ -28,11 +28,11 @@ def make_tasks(families: Sequence[str], chunks: Sequence[int], count: int, split
 
 
 def with_mistakes(task: Task, rate: float, rng: random.Random) -> list[str]:
-    """The expert's commands, before each with probability `rate` one that fails: the next one is the recovery."""
+    """The expert's commands, each after failing ones: another one with probability `rate`, so `rate / (1 - rate)` on average."""
     family = get_family(task.family)
     commands = []
     for chunk, command in enumerate(task.expert):
-        if rng.random() < rate:
+        while rng.random() < rate:
             commands.append(family.mistake(task, chunk, rng))
         commands.append(command)
     return commands
