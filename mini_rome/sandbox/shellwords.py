@@ -161,7 +161,7 @@ class _Reader:
         while self.at < len(self.text):
             char = self.text[self.at]
             if char == "#" and self.word is None:
-                self._skip_to_newline()
+                self.at = self._find("\n", self.at)
             elif char in " \t":
                 self._end_word()
                 self.at += 1
@@ -171,9 +171,10 @@ class _Reader:
                 self._piece(char)
         self._end_pipeline()
 
-    def _skip_to_newline(self) -> None:
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
+    def _find(self, char: str, start: int) -> int:
+        """Where `char` is from `start` on; the text's end when it is nowhere."""
+        end = self.text.find(char, start)
+        return len(self.text) if end < 0 else end
 
     def _piece(self, char: str) -> None:
         """One piece of a word: quoted text, an expansion, a substitution or a plain character."""
@@ -196,15 +197,14 @@ class _Reader:
         self.at += consumed
 
     def _single(self, start: int) -> None:
-        end = self.text.find("'", start)
-        end = len(self.text) if end < 0 else end
+        end = self._find("'", start)
         self.quoted = True
         self._add(self.text[start:end], 0)
         self.at = end + 1
 
     def _ansi(self) -> None:
         match = re.compile(r"\$'((?:[^'\\]|\\.)*)'?", re.DOTALL).match(self.text, self.at)
-        assert match is not None
+        assert match is not None  # the caller saw the opening
         body = re.sub(r"\\x([0-9a-fA-F]{1,2})|\\([0-7]{1,3})", _escape_value, match.group(1))
         self.quoted = True
         self._add(body.replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'"), len(match.group()))
@@ -247,8 +247,7 @@ class _Reader:
 
     def _substitution(self) -> None:
         start = self.at + (1 if self.text[self.at] == "`" else 2)
-        end = self.text.find("`", start) if self.text[self.at] == "`" else _closing(self.text, start)
-        end = len(self.text) if end < 0 else end
+        end = self._find("`", start) if self.text[self.at] == "`" else _closing(self.text, start)
         inner = pipelines(self.text[start:end], self.depth + 1)
         self.nested += inner
         carried = ""
@@ -319,8 +318,7 @@ class _Reader:
         for delimiter, command in self.documents:
             lines = []
             while self.at < len(self.text):
-                end = self.text.find("\n", self.at)
-                end = len(self.text) if end < 0 else end
+                end = self._find("\n", self.at)
                 line = self.text[self.at : end]
                 self.at = end + 1
                 if line.lstrip("\t") == delimiter:
@@ -335,7 +333,7 @@ def _escape_value(match: re.Match[str]) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Position of the `)` that closes a `$(` whose inside begins at `start`; -1 when it is not closed."""
+    """Position of the `)` that closes a `$(` whose inside begins at `start`; the text's end when unclosed."""
     depth, quote, at = 1, "", start
     while at < len(text):
         char = text[at]
@@ -350,4 +348,4 @@ def _closing(text: str, start: int) -> int:
             if depth == 0:
                 return at
         at += 1
-    return -1
+    return len(text)
