@@ -152,8 +152,7 @@ class _Reader:
         self.pipeline: Pipeline = []
         self.command = Command()
         self.word: str | None = None
-        self.quoted = False
-        self.redirect = ""
+        self.quoted, self.redirect = False, ""
         self.documents: list[tuple[str, Command]] = []
 
     def read(self) -> None:
@@ -204,7 +203,7 @@ class _Reader:
 
     def _ansi(self) -> None:
         match = re.compile(r"\$'((?:[^'\\]|\\.)*)'?", re.DOTALL).match(self.text, self.at)
-        assert match is not None  # the caller saw the opening
+        assert match is not None
         body = re.sub(r"\\x([0-9a-fA-F]{1,2})|\\([0-7]{1,3})", _escape_value, match.group(1))
         self.quoted = True
         self._add(body.replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'"), len(match.group()))
