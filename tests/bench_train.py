@@ -1,0 +1,223 @@
+"""What IPA costs beside TRL's own GRPO, and its loss beside forward and backward: python tests/bench_train.py.
+
+One model (the tiny MoE), one batch (64 recorded trajectories of K = 8 chunks from mixed starts), pairs of one
+optimiser step each, interleaved so that both meet the same noise. Writes recipes/results/bench_train.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: a busy neighbour would slow it twenty times
+
+import numpy as np  # noqa: E402
+import tiny  # noqa: E402
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from transformers import PreTrainedModel  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+from mini_rome.chunking import pack  # noqa: E402
+from mini_rome.config import IPAConfig  # noqa: E402
+from mini_rome.credit import chunk_returns  # noqa: E402
+from mini_rome.data import make_tasks, record_experts  # noqa: E402
+from mini_rome.experts import Expert  # noqa: E402
+from mini_rome.loss import ipa_loss  # noqa: E402
+from mini_rome.model import build_model, build_tokenizer  # noqa: E402
+from mini_rome.runs import provenance, write_json  # noqa: E402
+from mini_rome.sandbox import Pool  # noqa: E402
+from mini_rome.trace import ChatFormat  # noqa: E402
+from mini_rome.trainer import IPATrainer  # noqa: E402
+from mini_rome.types import Trajectory  # noqa: E402
+
+OUT = Path(__file__).parents[1] / "recipes" / "results" / "bench_train.json"
+SIZES = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
+LIMITS = {"step_ratio_high": 1.05, "loss_share": 0.02, "loss_ms_long": 5.0, "memory_ratio": 1.0}
+
+
+@functools.cache
+def parts() -> tuple[Any, list[Expert]]:
+    """Tokenizer, and 8 experts of 8 chunks, two families in turn."""
+    tokenizer = build_tokenizer()
+    with Pool("sim") as pool:
+        tasks = make_tasks(["notes", "tickets"], [8], 8, "train")
+        return tokenizer, record_experts(ChatFormat(tokenizer), pool, tasks)
+
+
+def batch() -> list[Trajectory]:
+    """From each expert, the policy taking over at p = 0..7; every second one failed."""
+    found = []
+    for expert in parts()[1]:
+        for p in range(8):
+            turns = [copy.copy(turn) for turn in expert.trajectory.turns]
+            for turn in turns:
+                turn.logprobs = [-0.5] * len(turn.ids)
+            task, prompt = expert.trajectory.task, expert.trajectory.prompt_ids
+            found.append(Trajectory(task, prompt, turns, start=p, reward=float(p % 2)))
+    return found
+
+
+def ipa_trainer(folder: str, model: PreTrainedModel) -> IPATrainer:
+    tokenizer, experts = parts()
+    rollout: Any = tiny.Recorded(batch())
+    rollout.chat = ChatFormat(tokenizer)
+    return IPATrainer(model, IPAConfig(output_dir=folder, failure_reward=-0.5, **SIZES), rollout, experts, tokenizer)
+
+
+def grpo_trainer(folder: str, model: PreTrainedModel) -> GRPOTrainer:
+    tokenizer, experts = parts()
+    trajectories = batch()
+    samples = [pack(trajectory) for trajectory in trajectories]
+    rows = {
+        "prompt_ids": [sample.prompt_ids for sample in samples],
+        "completion_ids": [sample.completion_ids for sample in samples],
+        "logprobs": [sample.logprobs for sample in samples],
+        "env_mask": [sample.env_mask for sample in samples],
+    }
+    cpu = {} if torch.cuda.is_available() else {"use_cpu": True, "bf16": False}
+    args = GRPOConfig(output_dir=folder, report_to="none", gradient_checkpointing=False, shuffle_dataset=False,
+                      beta=0.0, **cpu, **SIZES)  # fmt: skip
+    data = Dataset.from_list([{"prompt": expert.trajectory.task.name} for expert in experts])
+
+    def rewards(**_: Any) -> list[float]:
+        return [float(trajectory.reward or 0) for trajectory in trajectories]
+
+    def recorded(*_: Any) -> dict[str, list]:
+        return {name: list(values) for name, values in rows.items()}
+
+    return GRPOTrainer(model, rewards, args, data, processing_class=tokenizer, rollout_func=recorded)
+
+
+def optimiser_step(trainer: GRPOTrainer) -> Callable[[], None]:
+    """One step on the recorded batch: rollouts taken in, scored, four micro-batches, the optimiser."""
+    model, optimiser = trainer.model, torch.optim.AdamW(trainer.model.parameters(), lr=1e-6)
+    prompts = [{"prompt": row["prompt"]} for row in trainer.train_dataset for _ in range(SIZES["num_generations"])]
+    trainer.current_gradient_accumulation_steps = SIZES["gradient_accumulation_steps"]
+
+    def step() -> None:
+        model.train()
+        trainer._step, trainer._buffered_inputs = 0, None
+        for _ in range(SIZES["gradient_accumulation_steps"]):
+            trainer.training_step(model, [dict(row) for row in prompts], None)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        trainer._metrics["train"].clear()
+        if isinstance(trainer, IPATrainer):
+            trainer._loss_rows.clear()
+
+    return step
+
+
+def seconds(function: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def step_ratio(pairs: int) -> dict[str, float]:
+    """Median of IPA / GRPO over interleaved pairs; `high` is the upper end of its 95 % bootstrap interval."""
+    model = build_model(parts()[0])
+    with tempfile.TemporaryDirectory() as folder:
+        ipa = optimiser_step(ipa_trainer(folder, model))
+        grpo = optimiser_step(grpo_trainer(folder, build_model(parts()[0])))
+        ipa(), grpo()  # warm up
+        times = []
+        for pair in range(pairs):
+            first, second = (ipa, grpo) if pair % 2 else (grpo, ipa)
+            one, two = seconds(first), seconds(second)
+            times.append((one, two) if pair % 2 else (two, one))
+    ratios = np.array([a / b for a, b in times])
+    drawn = np.random.default_rng(0).choice(ratios, size=(10_000, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    ipa_s, grpo_s = (statistics.median(column) for column in zip(*times, strict=True))
+    ratio = {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
+    return {"pairs": pairs, "ipa_s": ipa_s, "grpo_s": grpo_s, **ratio}
+
+
+def loss_seconds(rows: int, tokens: int, chunks: int, repeats: int = 20) -> float:
+    """chunk_returns, ipa_loss and its backward to the log-probs; the median of `repeats` calls."""
+    generator = torch.Generator().manual_seed(0)
+    ids = (torch.arange(tokens) * chunks // tokens).repeat(rows, 1)
+    ids[:, :: tokens // chunks] = -1
+    logps = -torch.rand(rows, tokens, generator=generator)
+    other, rewards = logps - 0.001, torch.ones(rows)
+    rewards[::2] = -1.0
+    logps.requires_grad_()
+
+    def once() -> None:
+        ipa_loss(logps, other, other, ids, chunk_returns(ids, rewards, 0.95), rewards).loss.backward()
+
+    once()
+    return statistics.median(seconds(once) for _ in range(repeats))
+
+
+def forward_backward_seconds(rows: int, tokens: int, repeats: int = 3) -> float:
+    """Of the tiny model, in micro-batches of 16 rows."""
+    model = build_model(parts()[0])
+    ids = torch.randint(5, len(parts()[0]), (rows, tokens), generator=torch.Generator().manual_seed(0))
+
+    def once() -> None:
+        for part in ids.split(16):
+            model(input_ids=part, labels=part).loss.backward()
+
+    once()
+    return statistics.median(seconds(once) for _ in range(repeats))
+
+
+def peak_mb(kind: str) -> float:
+    """What one optimiser step adds to the process's peak memory; run in a process of its own."""
+    make = {"ipa": ipa_trainer, "grpo": grpo_trainer}[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        step = optimiser_step(make(folder, build_model(parts()[0])))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        step()
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def peak_in_a_process(kind: str) -> float:
+    done = subprocess.run([sys.executable, __file__, "--peak", kind], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of optimiser steps")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--peak", choices=["ipa", "grpo"], help="only print one trainer's peak memory in MB")
+    options = parser.parse_args()
+    if options.peak:
+        print(peak_mb(options.peak))
+        return
+    step = step_ratio(options.pairs)
+    loss, whole = loss_seconds(64, 512, 8), forward_backward_seconds(64, 512)
+    memory = {kind: peak_in_a_process(kind) for kind in ("ipa", "grpo")}
+    found = {
+        "step_ratio_high": step["high"],
+        "loss_share": loss / whole,
+        "loss_ms_long": 1000 * loss_seconds(64, 4096, 32),
+        "memory_ratio": memory["ipa"] / memory["grpo"],
+    }
+    record = provenance("sim", "recorded", 0) | {"threads": torch.get_num_threads(), "limits": LIMITS, **found}
+    record |= {"step": step, "loss_ms": 1000 * loss, "model_ms": 1000 * whole, "peak_mb": memory}
+    write_json(options.out, record)
+    interval = f"{step['median']:.3f} [{step['low']:.3f}, {step['high']:.3f}]"
+    print(f"IPA step / GRPO step: {interval} over {step['pairs']} pairs; peak MB {memory}")
+    for name, value in found.items():
+        print(f"{name:<16} {value:.4f}  (at most {LIMITS[name]})  {'ok' if value <= LIMITS[name] else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

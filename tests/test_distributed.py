@@ -1,0 +1,72 @@
+"""Two processes do what one does: losses, gradients and curriculum; a rank that is done early waits for the other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed_worker import recorded
+
+WORKER = Path(__file__).with_name("distributed_worker.py")
+pytestmark = pytest.mark.timeout(400)
+
+
+def launched(ranks: int, *words: str) -> None:
+    """Run the worker on this many gloo processes; a deadlock ends in a timeout."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    done = subprocess.run([*command, WORKER, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def ranks_of(folder: Path, mode: str, ranks: int, **options: Any) -> list[dict[str, Any]]:
+    launched(ranks, mode, str(folder), json.dumps(options))
+    return [torch.load(folder / f"{mode}-{ranks}-{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+IMITATING = {"aggregation": "chunk", "il_when": "always", "lambda_il": 2.0}
+
+
+@pytest.mark.parametrize("options", [{}, IMITATING], ids=["token", "chunk, imitation"])
+def test_two_processes_give_the_losses_and_gradients_of_one(tmp_path, options):
+    trainer, gradients = recorded(str(tmp_path), 1, **options)
+    reference = trainer.state.log_history[0]
+    two = ranks_of(tmp_path, "gradients", 2, **options)
+    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-3
+    for rank in two:
+        assert rank["gradients"].keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(rank["gradients"][name], gradient, rtol=1e-5, atol=1e-7)
+        assert json.loads(rank["curriculum"]) == json.loads(json.dumps(trainer.curriculum.state_dict()))
+    log = two[0]["logs"][0]
+    kinds = ("ipa/", "return/", "reward/p", "success", "start/", "infra")  # percentiles: the worst part, not pooled
+    pooled = [name for name in reference if name.startswith(kinds) and not name.endswith(("_p01", "_p99"))]
+    assert len(pooled) > 15
+    for name in ("loss", "grad_norm", *pooled):
+        assert log[name] == pytest.approx(reference[name], rel=1e-4, abs=1e-6), name
+
+
+def test_ranks_whose_episodes_end_at_other_turns_do_not_deadlock_and_agree_on_the_curriculum(tmp_path):
+    first, second = ranks_of(tmp_path, "uneven", 2)
+    assert first["curriculum"] == second["curriculum"]
+    position = json.loads(first["curriculum"])["resampler"]["position"]
+    assert list(position.values()) == [0]  # half of the rollouts won at p = 2 and 1: moved by results of both ranks
+    assert 0.4 < first["logs"][0]["success"] < 0.6
+    assert len(first["logs"]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_recipe_runs_on_two_processes(tmp_path):
+    recipe = Path(__file__).parents[1] / "recipes" / "ipa.py"
+    sizes = "--max_steps 4 --sft_tasks 64 --sft_steps 5 --eval_tasks 16 --curve_tasks 8 --eval_every 2 --save_steps 2"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", recipe]
+    words = [*sizes.split(), "--sandbox", "sim", "--output_dir", str(tmp_path / "run")]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["success"]["ipa"]["n"] == 16 and len(summary["weights"]["model"]) == 64
