@@ -67,14 +67,14 @@ class RunArguments:
         default=None, metadata={"help": "Saved model to start IPA from; default: build a tiny one and run SFT."}
     )
     families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
-    chunks: list[int] = field(default_factory=lambda: [8], metadata={"help": "Horizons K that IPA trains on."})
-    sft_chunks: list[int] = field(default_factory=lambda: [1, 2], metadata={"help": "Horizons K that SFT shows."})
+    chunks: list[int] = field(default_factory=lambda: [12], metadata={"help": "Horizons K that IPA trains on."})
+    sft_chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K that SFT shows."})
     train_tasks: int = field(default=8, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
-    sft_tasks: int = field(default=2000, metadata={"help": "Expert trajectories for SFT."})
-    sft_steps: int = field(default=400, metadata={"help": "Optimiser steps of SFT."})
+    sft_tasks: int = field(default=1500, metadata={"help": "Expert trajectories for SFT."})
+    sft_steps: int = field(default=300, metadata={"help": "Optimiser steps of SFT."})
     sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
     sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
-    mistake_rate: float = field(default=0.1, metadata={"help": "Share of expert chunks preceded by a failure."})
+    mistake_rate: float = field(default=0.15, metadata={"help": "Share of expert chunks preceded by a failure."})
     extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
     eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
     eval_every: int = field(default=10, metadata={"help": "Steps between evaluations for the curve; 0: none."})
@@ -179,7 +179,8 @@ class Run:
         else:
             state = json.loads((self.folder / STATE).read_text())
             self._check_same_options(state["options"])
-            self.rows, self.success, self.minutes = state["rows"], state["success"], state["minutes"]
+            self.rows, self.success, self.weights = state["rows"], state["success"], state["weights"]
+            self.minutes = state["minutes"]
 
     def _options(self) -> dict[str, Any]:
         """The run's options as JSON takes them: infinity is a word."""
@@ -340,10 +341,8 @@ class Run:
     def _save_state(self) -> None:
         if self.ranks.is_main_process:
             minutes = self.minutes + (time.monotonic() - self.begun) / 60
-            write_json(
-                self.folder / STATE,
-                {"rows": self.rows, "success": self.success, "minutes": minutes, "options": self._options()},
-            )
+            state = {"rows": self.rows, "success": self.success, "weights": self.weights, "minutes": minutes}
+            write_json(self.folder / STATE, {**state, "options": self._options()})
 
     def report(self) -> None:
         """summary.json, curve.csv, curve.png and the table."""
