@@ -74,17 +74,17 @@ class IPAConfig(GRPOConfig):
         metadata={"help": "Start states: none (always initial), rollback (sequential), parallel, or both."},
     )
     rollback_threshold: float = field(
-        default=0.7, metadata={"help": "Success rate at which the start moves one chunk back. Not in the paper."}
+        default=0.5, metadata={"help": "Success rate at which the start moves one chunk back. Not in the paper."}
     )
     rollback_window: int = field(
-        default=2, metadata={"help": "Batches that the success rate is taken over. Not in the paper."}
+        default=1, metadata={"help": "Batches that the success rate is taken over. Not in the paper."}
     )
     anchors: int = field(default=8, metadata={"help": "Parallel starts per task. Not in the paper."})
     anchor_mode: Literal["uniform", "random"] = field(
         default="uniform", metadata={"help": "Parallel starts: uniform or random."}
     )
     il_when: str = field(
-        default="never",
+        default="fork_failed",
         metadata={"help": "Imitate the expert (eq. 10): never, always, fork_failed (no resample of it succeeded)."},
     )
     lambda_il: float = field(default=1.0, metadata={"help": "Weight of imitation in eq. 10. Not in the paper."})
@@ -101,17 +101,17 @@ class IPAConfig(GRPOConfig):
 
     learning_rate: float = field(default=5e-4, metadata={"help": "Initial learning rate for AdamW."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning rate schedule."})
-    max_steps: int = field(default=80, metadata={"help": "Optimiser steps."})
+    max_steps: int = field(default=30, metadata={"help": "Optimiser steps."})
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Rollouts per device and micro-batch."})
     gradient_accumulation_steps: int = field(default=4, metadata={"help": "Micro-batches per optimiser step."})
-    num_generations: int | None = field(default=8, metadata={"help": "Rollouts of one task in a step."})
+    num_generations: int | None = field(default=2, metadata={"help": "Rollouts of one task in a step."})
     gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations: saves memory."})
     max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient norm is clipped to this."})
     temperature: float = field(default=1.0, metadata={"help": "Must be 1: anything else biases every ratio."})
     top_k: int = field(default=0, metadata={"help": "Must be 0 (off): anything else biases every ratio."})
     logging_steps: float = field(default=1, metadata={"help": "Log every so many steps."})
     save_strategy: str = field(default="steps", metadata={"help": "When to save checkpoints."})
-    save_steps: float = field(default=20, metadata={"help": "Steps between checkpoints."})
+    save_steps: float = field(default=10, metadata={"help": "Steps between checkpoints."})
     save_total_limit: int | None = field(
         default=2, metadata={"help": "Checkpoints kept; at least 2, since the newest may be cut short by a crash."}
     )
