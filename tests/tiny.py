@@ -26,6 +26,7 @@ from mini_rome.types import Trajectory, Turn
 OPTIONS: dict[str, Any] = {
     "max_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 2,
     "max_new_tokens": 6, "save_strategy": "no", "failure_reward": -1.0, "learning_rate": 1e-2,
+    "il_when": "never", "rollback_threshold": 0.7, "rollback_window": 2,
 }  # fmt: skip
 
 
