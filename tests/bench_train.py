@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: a busy neighbour would slow it twenty times
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # about rollout_func, which both trainers use
 
 import numpy as np  # noqa: E402
 import tiny  # noqa: E402

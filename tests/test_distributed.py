@@ -13,13 +13,13 @@ import torch
 from distributed_worker import recorded
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(700)
 
 
 def launched(ranks: int, *words: str) -> None:
     """Run the worker on this many gloo processes; a deadlock ends in a timeout."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    done = subprocess.run([*command, WORKER, *words], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, WORKER, *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -60,13 +60,13 @@ def test_ranks_whose_episodes_end_at_other_turns_do_not_deadlock_and_agree_on_th
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1600)
 def test_the_recipe_runs_on_two_processes(tmp_path):
     recipe = Path(__file__).parents[1] / "recipes" / "ipa.py"
     sizes = "--max_steps 4 --sft_tasks 64 --sft_steps 5 --eval_tasks 16 --curve_tasks 8 --eval_every 2 --save_steps 2"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", recipe]
     words = [*sizes.split(), "--sandbox", "sim", "--output_dir", str(tmp_path / "run")]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=800)
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["success"]["ipa"]["n"] == 16 and len(summary["weights"]["model"]) == 64

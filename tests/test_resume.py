@@ -161,11 +161,11 @@ def test_another_number_of_processes_is_refused(tmp_path):
 
 def worker(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     script = Path(__file__).with_name("resume_worker.py")
-    return subprocess.run([sys.executable, script, folder, *words], capture_output=True, text=True, timeout=170)
+    return subprocess.run([sys.executable, script, folder, *words], capture_output=True, text=True, timeout=400)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("before", ["write_json", "_save_optimizer_and_scheduler", "create_model_card"])
 def test_a_run_killed_during_a_save_goes_on_from_the_checkpoint_before(tmp_path, before):
     whole = worker(tmp_path / "whole")
