@@ -10,7 +10,7 @@ from pathlib import Path
 
 import docker
 import pytest
-from boxes import running, usable, within
+from boxes import crowding, running, usable, within
 from docker_proxy import DockerProxy
 
 from mini_rome import sandbox
@@ -227,7 +227,7 @@ def test_case_C03_a_dead_box_is_noticed(client: docker.DockerClient, how: str) -
     timer = threading.Timer(0.7, lambda: (died.append(time.monotonic()), _quietly(actions[how])))
     timer.start()
     result = box.exec("echo start; sleep 30")
-    assert time.monotonic() - died[0] < 2
+    assert time.monotonic() - died[0] < 2 * crowding()
     assert result.status in INFRA_STATUSES and result.exit_code is None and result.infra
     assert result.raw == b"start\n" and "not scored 0" in result.output
     if how in ("kill", "rm"):
@@ -265,10 +265,12 @@ def test_case_C03_a_dead_box_is_replaced_by_the_pool(client: docker.DockerClient
 def test_case_C04_a_paused_box_times_out_and_never_bleeds(client: docker.DockerClient, again: bool) -> None:
     box = make("docker")
     container = client.containers.get(box.container)  # type: ignore[attr-defined]
-    threading.Timer(0.3, container.pause).start()
+    pause = threading.Timer(0.3, container.pause)
+    pause.start()
     with within(3.5):
         result = box.exec("for i in $(seq 40); do echo old; sleep 0.1; done", timeout=1)
     assert result.status == "timeout"
+    pause.join()
     if again:
         container.unpause()
         for _ in range(3):

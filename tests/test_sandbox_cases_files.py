@@ -246,11 +246,11 @@ def test_case_D02_modes_links_and_times_survive(docker_box: Sandbox) -> None:
         ("mkfifo p", "neither file"), ("head -c 40000000 /dev/zero > f", "limit of a snapshot"),
         ("mkdir -p $(seq -s ' ' 5001)", "more than 5000"), ("chmod 000 /app", "cannot look inside"),
         ("truncate -s 4G sparse", "limit of a snapshot"),
-        ("for i in $(seq 400); do mkdir xxxxxxxxxx; cd xxxxxxxxxx; done", "too long"),
+        ("d=$(printf '%0200d' 0); for i in $(seq 25); do mkdir $d; cd $d; done", "too long"),
     ],
 )
 def test_case_D02_beyond_the_caps_is_refused_and_cleaned(docker_box: Sandbox, command: str, reason: str) -> None:
-    docker_box.exec(command, timeout=20)
+    assert docker_box.exec(command, timeout=30).status == "ok"
     with pytest.raises(SnapshotRefused, match=reason):
         docker_box.snapshot()
     docker_box.reset()
@@ -269,14 +269,17 @@ def test_case_D02_branches_share_nothing(backend: str) -> None:
 
 def test_case_D02_a_long_prefix_restores_as_fast_as_a_short_one(backend: str) -> None:
     with make(backend) as box:
-        times = {}
+        states = {}
         for steps in (1, 20):
             box.restore(initial_snapshot({f"n{i}": "x\n" for i in range(20)}))
             for step in range(steps):
                 box.exec(f"rev n{step} > m{step % 2}")
-            snapshot = box.snapshot()
-            times[steps] = min(_timed(lambda snapshot=snapshot: box.restore(snapshot)) for _ in range(15))
-    assert times[20] <= 1.5 * times[1] + 0.001
+            states[steps] = box.snapshot()
+        times: dict[int, list[float]] = {1: [], 20: []}
+        for _ in range(15):  # in turns, so that a busy machine slows both
+            for steps, snapshot in states.items():
+                times[steps].append(_timed(lambda snapshot=snapshot: box.restore(snapshot)))
+    assert min(times[20]) <= 1.5 * min(times[1]) + 0.001
 
 
 def _timed(action) -> float:  # type: ignore[no-untyped-def]

@@ -82,10 +82,6 @@ class DockerSandbox(Sandbox):
         limits = limits or Limits()
         host = engine()
         image = image or images.DEFAULT_IMAGE
-        try:
-            images.ensure(host.client, image)
-        except (RequestException, DockerException) as error:
-            raise unavailable(host.host, error) from None
         if not profile.read_only and not host.quota:
             print(
                 f"{image}: the size of the root filesystem is not enforced by this engine (no quota); "
@@ -94,27 +90,27 @@ class DockerSandbox(Sandbox):
         run = run_id()
         reaper.ensure_reaper(run, host.host)
         container, name = _create(host, image, run, limits, task_name, profile)
-        wire = None
+        box = None
         try:
             wire = Wire(_attach(host, container))
-            host.client.api.start(container)
             box = cls(host, container, wire, image, name, limits, profile, task_name, unsafe)
+            host.client.api.start(container)
             box._boot()
             return box
         except BaseException as error:
-            if wire is not None:
-                wire.close()
-            _remove_quietly(host, container)
+            if box is not None:
+                box.close()
+            else:
+                _remove_quietly(host, container)
             if isinstance(error, APIError | RequestException):
                 raise SandboxError(f"{name}: the engine could not start the box: {_explain(error)}") from error
             raise
 
     def _boot(self) -> None:
         """Send the runner, wait for it, and compare its surroundings with what was asked for."""
-        deadline = time.monotonic() + START_S
-        environment = dict(DEFAULT_ENV)
+        code = boot_code(self.limits.ttl_s, self.profile.uid, dict(DEFAULT_ENV))
         try:
-            self._wire.send_raw(boot_code(self.limits.ttl_s, self.profile.uid, environment), deadline)
+            self._wire.send_raw(code, time.monotonic() + START_S)
             output, _ = self._call(b"C", b"", START_S)
         except (ConnectionLost, Silent, SandboxDead) as error:
             said = self._wire.complaints.decode(errors="replace").strip().splitlines()
@@ -321,13 +317,13 @@ def _create(
             )
             return made["Id"], name
         except ImageNotFound:
-            images.ensure(host.client, image)
+            images.ensure(host.client, image)  # says how to get it
             raise
         except APIError as error:
             if error.status_code != 409 or attempt == 4:
                 raise SandboxError(f"{name}: the engine could not create the box: {_explain(error)}") from error
         except RequestException as error:
-            raise SandboxError(f"{name}: the engine could not create the box: {_explain(error)}") from error
+            raise unavailable(host.host, error) from error
     raise AssertionError("unreachable")
 
 

@@ -23,7 +23,6 @@ from mini_rome.sandbox.runner_files import (
     frame,
     kill,
     leftovers,
-    memory_file,
     pack,
     processes,
     read_exactly,
@@ -31,6 +30,7 @@ from mini_rome.sandbox.runner_files import (
     read_some,
     rebuild,
     self_check,
+    strays,
     unpack,
     walk,
     write_all,
@@ -38,13 +38,15 @@ from mini_rome.sandbox.runner_files import (
 )
 
 Work = Callable[[Callable[[bytes], None]], None]  # a file operation; it is given a function that sends bytes out
-STATE, SCRIPT = 198, 199  # descriptors of a step's shell
+STATE, SCRIPT, START = 198, 199, 200  # descriptors of a step's shell
+FLUSH_S = 0.02  # output waits this long for more of it, or for the step's end: one message for a short command
 SHELL = "/bin/bash"
-# Reads cwd, command and variables as data from SCRIPT; reports cwd and exports on STATE when the shell ends.
+# Waits for START, reads cwd, command and variables as data from SCRIPT, reports cwd and exports on STATE at its end.
 # All on one line: bash counts lines from there, so that messages say `line 1` for the command's first.
 PRELUDE = " ".join(
     line.strip()
     for line in """\
+builtin read -r -u 200 __mr_cwd; builtin exec 200<&-;
 IFS= builtin read -r -d '' -u 199 __mr_cwd;
 IFS= builtin read -r -d '' -u 199 __mr_command;
 while IFS= builtin read -r -d '' -u 199 __mr_pair; do builtin export -- "$__mr_pair"; done;
@@ -55,6 +57,59 @@ builtin trap '{ builtin pwd; builtin printf "\\0"; builtin export -p; builtin pr
 builtin eval "$__mr_command"
 """.splitlines()
 )
+
+
+class Shell:
+    """A shell of the agent's that was started ahead and waits for its command: half of a step's time saved."""
+
+    def __init__(self, runner: Runner):
+        self.script, self.source = os.memfd_create("script", 0), os.memfd_create("stdin", 0)
+        self.out, self.out_end = os.pipe()
+        self.state, self.state_end = os.pipe()
+        start, self.start = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.become(runner, start)
+        for end in (self.out_end, self.state_end, start):
+            os.close(end)
+
+    def become(self, runner: Runner, start: int) -> None:
+        """In the child: the shell, with a clean environment and nothing of ours but its own descriptors."""
+        os.setsid()
+        ends = ((self.state_end, STATE), (self.script, SCRIPT), (start, START), (self.source, 0), (self.out_end, 1))
+        for end, target in ends:
+            os.dup2(end, target)
+        os.dup2(1, 2)
+        os.closerange(3, STATE)
+        os.closerange(START + 1, 1024)
+        runner.drop()
+        try:
+            os.chdir("/app")
+        except OSError:
+            pass  # the agent may have locked itself out; the shell falls back and says so
+        os.execve(SHELL, ["bash", "-c", PRELUDE, "bash"], runner.environment)
+
+    def begin(self, script: bytes, stdin: bytes) -> bool:
+        """Hand over what to run; False when the waiting shell is dead."""
+        for end, data in ((self.script, script), (self.source, stdin)):
+            write_all(end, data)
+            os.lseek(end, 0, os.SEEK_SET)
+            os.close(end)
+        try:
+            write_all(self.start, b"\n")
+        except BrokenPipeError:
+            os.close(self.out)
+            os.close(self.state)
+            return False
+        finally:
+            os.close(self.start)
+        return True
+
+    def abandon(self) -> None:
+        """Kill one that never began."""
+        kill(self.pid)
+        for end in (self.script, self.source, self.out, self.state, self.start):
+            os.close(end)
 
 
 class Runner:
@@ -73,6 +128,7 @@ class Runner:
             _signal.signal(number, lambda *_: os._exit(3))
         _signal.setitimer(_signal.ITIMER_REAL, ttl)  # the second line against leaks: works while blocked, too
         self.last = counters()
+        self.waiting: Shell | None = None  # the shell of the next step
 
     def serve(self) -> None:
         """Answer requests until stdin ends."""
@@ -81,6 +137,8 @@ class Runner:
             b"T": self.on_restore, b"C": self.on_check, b"P": self.on_ping,
         }
         while True:
+            if self.waiting is None:
+                self.waiting = Shell(self)
             self.idle()
             header = read_exactly(0, 13)
             nonce, payload = header[4:12], read_exactly(0, int.from_bytes(header[:4], "big"))
@@ -126,15 +184,20 @@ class Runner:
             ended[pid] = status
 
     def sweep(self, spare: frozenset[int] = frozenset()) -> int:
-        """Kill every process but PID 1 and `spare`, and reap; how many there were. No fork: clears fork bombs."""
-        left = set(processes()) - spare
-        killed = len(left)
+        """Kill all but PID 1, `spare` and its children, and reap; how many there were. No fork: clears fork bombs."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting.abandon()
+        left = strays(spare)
+        killed = len(left) - (waiting is not None and waiting.pid in left)
+        if not left:
+            return 0
         deadline = time.monotonic() + 5.0
         while left and time.monotonic() < deadline:
             for pid in sorted(left) if spare else [-1]:
                 kill(pid)
             self.reap()
-            left = set(processes()) - spare
+            left = strays(spare)
             if left:
                 time.sleep(0.0005)
         self.reap()
@@ -158,19 +221,15 @@ class Runner:
     ) -> None:
         """Run one command; output goes out as it comes (`o`), then the end (`e`) with what became of it."""
         keep = background == b"keep"
-        spare = frozenset(processes()) if keep else frozenset()
-        out, out_end = os.pipe()
-        state, state_end = os.pipe()
-        script = memory_file(b"".join(part + b"\0" for part in (cwd, command, *variables)))
-        source = memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY)
-        pid = os.fork()
-        if pid == 0:
-            self.shell(source, out_end, state_end, script)
-        for end in (out_end, state_end, script, source):
-            os.close(end)
-        job = Job(self, nonce, pid, out, state, int(cap), spare)
+        script = b"".join(part + b"\0" for part in (cwd, command, *variables))
+        shell, self.waiting = self.waiting or Shell(self), None
+        spare = frozenset(processes()) - {shell.pid} if keep else frozenset()
+        if not shell.begin(script, stdin):  # a kept background process killed it
+            shell = Shell(self)
+            shell.begin(script, stdin)
+        job = Job(self, nonce, shell, int(cap), spare)
         status, code = job.watch(time.monotonic() + float(seconds))
-        left = [text for text in map(command_line, set(processes()) - spare) if text]
+        left = [command_line(pid) for pid in strays(spare) - {shell.pid}]
         killed = 0
         if keep and status == b"ok":
             job.drain(limit=job.cap)
@@ -182,10 +241,10 @@ class Runner:
         if job.total > job.cap and status == b"ok":
             status = b"output_limit"
         if keep and status == b"ok" and left:
-            self.kept.append(out)
+            self.kept.append(job.out)
         else:
-            os.close(out)
-        os.close(state)
+            os.close(job.out)
+        os.close(job.state)
         self.finish(job, status, 137 if code is None else code, killed, left)
 
     def finish(self, job: Job, status: bytes, code: int, killed: int, left: list[bytes]) -> None:
@@ -199,21 +258,8 @@ class Runner:
         deltas = [after[name] - before[name] for name in ("no_route", "cpu_ns")]
         numbers = (code, job.total, killed, *deltas)
         fields = (status, *(b"%d" % number for number in numbers), job.reported, bytes(job.tail))
-        self.send(job.nonce, b"e", pack(*fields, pack(*job.seen.values()), pack(*left)))
-
-    def shell(self, source: int, out_end: int, state_end: int, script: int) -> None:
-        """In the child: the agent's shell, with a clean environment and nothing of ours but STATE and SCRIPT."""
-        os.setsid()
-        for end, target in ((state_end, STATE), (script, SCRIPT), (source, 0), (out_end, 1), (out_end, 2)):
-            os.dup2(end, target)
-        os.closerange(3, STATE)
-        os.closerange(SCRIPT + 1, 1024)
-        self.drop()
-        try:
-            os.chdir("/app")
-        except OSError:
-            pass  # the agent may have locked itself out; the shell falls back and says so
-        os.execve(SHELL, ["bash", "-c", PRELUDE, "bash"], self.environment)
+        end = frame(job.nonce, b"e", pack(*fields, pack(*job.seen.values()), pack(*left)))
+        write_all(1, job.pending + end)
 
     # -- files, in children as the agent ---------------------------------------------------------------------------
 
@@ -286,7 +332,8 @@ class Runner:
 
     def on_snapshot(self, nonce: bytes, max_bytes: bytes, max_files: bytes) -> None:
         """Records as `o`, then the command lines of processes that no snapshot can hold."""
-        alive = [text for text in map(command_line, processes()) if text]
+        waiting = {self.waiting.pid} if self.waiting else set()
+        alive = [command_line(pid) for pid in processes() if pid not in waiting]
         self.child(
             lambda write: walk(b"/app", int(max_bytes), int(max_files), write), 20.0,
             lambda chunk: self.send(nonce, b"o", chunk),
@@ -309,15 +356,17 @@ class Runner:
 class Job:
     """A running step: its pipes, what it wrote, which processes were seen."""
 
-    def __init__(self, runner: Runner, nonce: bytes, pid: int, out: int, state: int, cap: int, spare: frozenset[int]):
-        self.runner, self.nonce, self.pid, self.out, self.state = runner, nonce, pid, out, state
-        self.cap, self.spare = cap, spare
+    def __init__(self, runner: Runner, nonce: bytes, shell: Shell, cap: int, spare: frozenset[int]):
+        self.runner, self.nonce, self.cap, self.spare = runner, nonce, cap, spare
+        self.pid, self.out, self.state = shell.pid, shell.out, shell.state
+        self.pending = b""  # output frames not sent yet
+        self.flush_at = 0.0
         self.total = 0
         self.tail = bytearray()  # of more than the cap, the last half a cap
         self.reported = b""  # what the shell said on STATE
         self.seen: dict[int, bytes] = {}
         self.poller = select.poll()
-        for end in (out, state, runner.wake):
+        for end in (self.out, self.state, runner.wake):
             os.set_blocking(end, False)
             self.poller.register(end, select.POLLIN)
         self.poller.register(0, 0)  # POLLHUP alone: the host is gone
@@ -334,7 +383,9 @@ class Job:
                 self.look()
                 pause = min(pause * 2, 0.25)
                 next_look = now + pause
-            code = self.wait(min(deadline, next_look) - now)
+            if self.pending and now >= self.flush_at:
+                self.flush()
+            code = self.wait(min(deadline, next_look, self.flush_at if self.pending else deadline) - now)
             if code is not None:
                 return b"ok", code
             if self.total > self.cap:
@@ -367,9 +418,16 @@ class Job:
         room = max(0, self.cap - self.total)
         self.total += len(data)
         if room:
-            self.runner.send(self.nonce, b"o", data[:room])
+            self.flush_at = self.flush_at if self.pending else time.monotonic() + FLUSH_S
+            self.pending += frame(self.nonce, b"o", data[:room])
+            if len(self.pending) > CHUNK:
+                self.flush()
         half = self.cap // 2
         self.tail = (self.tail + data)[-half:] if half else self.tail
+
+    def flush(self) -> None:
+        write_all(1, self.pending)
+        self.pending = b""
 
     def drain(self, limit: int) -> None:
         """What is still in the pipes; no more than `limit` in all where writers may be alive."""
@@ -380,7 +438,5 @@ class Job:
     def look(self) -> None:
         """Remember command lines of new processes, for the safety events."""
         for pid in processes():
-            if pid not in self.seen and pid not in self.spare and len(self.seen) < 64:
-                text = command_line(pid)
-                if text:
-                    self.seen[pid] = text
+            if pid not in self.seen and pid not in self.spare and pid != self.pid and len(self.seen) < 64:
+                self.seen[pid] = command_line(pid)

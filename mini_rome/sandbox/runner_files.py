@@ -69,14 +69,6 @@ def write_all(end: int, data: bytes) -> None:
         view = view[os.write(end, view) :]
 
 
-def memory_file(data: bytes) -> int:
-    """A descriptor that reads `data` and then is at its end: no writer that could block."""
-    end = os.memfd_create("step", 0)
-    write_all(end, data)
-    os.lseek(end, 0, os.SEEK_SET)
-    return end
-
-
 def kill(pid: int) -> None:
     try:
         os.kill(pid, 9)
@@ -90,22 +82,35 @@ def exit_code(status: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def processes() -> list[int]:
-    """Process ids but PID 1; zombies do not count."""
-    found = []
+def processes() -> dict[int, int]:
+    """{process id: its parent's}, without PID 1 and without zombies."""
+    found = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            stat = read_text(f"/proc/{name}/stat")
-            if stat and stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
-                found.append(int(name))
+            state = read_text(f"/proc/{name}/stat").rpartition(b")")[2].split()
+            if state and state[0] not in (b"Z", b"X"):
+                found[int(name)] = int(state[1])
+    return found
+
+
+def strays(spare: frozenset[int]) -> set[int]:
+    """Processes that are neither in `spare` nor descend from one that is."""
+    parents = processes()
+    found = set()
+    for pid in parents:
+        ancestor = pid
+        while ancestor in parents and ancestor not in spare:
+            ancestor = parents[ancestor]
+        if ancestor not in spare:
+            found.add(pid)
     return found
 
 
 def command_line(pid: int) -> bytes:
-    """Arguments joined by spaces, at most 256 bytes; empty for the step's own shell and its forks."""
+    """Arguments joined by spaces, at most 256 bytes; `bash` for the step's own shell and its forks."""
     text = read_text(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0")
-    if text.startswith(b"bash\0-c\0IFS= builtin read -r -d '' -u 199"):
-        return b""
+    if text.startswith(b"bash\0-c\0builtin read -r -u 200 __mr_cwd"):
+        return b"bash"
     return text.replace(b"\0", b" ")[:256]
 
 
