@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from mini_rome.errors import ConfigError, SandboxUnavailable
+from mini_rome.errors import ConfigError, ImageMissing, SandboxUnavailable
 from mini_rome.sandbox.base import (
     Limits,
     Sandbox,
@@ -30,23 +30,27 @@ BACKENDS = ("auto", "docker", "sim")
 _numbers = itertools.count()
 
 
-def resolve(backend: str = "auto") -> tuple[str, str]:
-    """(docker or sim, one line saying which and why). `auto` takes docker if an engine answers within 3 s.
+def resolve(backend: str = "auto", image: str | None = None) -> tuple[str, str]:
+    """(docker or sim, one line saying which and why). `auto` takes docker if an engine answers and has the image.
 
-    Raises ConfigError for another name, SandboxUnavailable for `docker` where no engine answers.
+    Raises ConfigError for another name; for `docker`, SandboxUnavailable where no engine answers within 3 s and
+    ImageMissing where it lacks the image.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"sandbox={backend!r}: choose one of {', '.join(BACKENDS)}")
     if backend == "sim":
         return "sim", "sandbox: sim (simulated): asked for; no container, no isolation tested"
-    from mini_rome.sandbox.docker import engine_line  # the Docker SDK takes 0.2 s to import: not for sim
+    from mini_rome.sandbox.engine import engine  # the Docker SDK takes 0.2 s to import: not for sim
+    from mini_rome.sandbox.images import DEFAULT_IMAGE, ensure
 
     try:
-        return "docker", f"sandbox: docker: {engine_line()}"
-    except SandboxUnavailable as error:
+        found = engine()
+        ensure(found.client, image or DEFAULT_IMAGE)
+        return "docker", f"sandbox: docker: {found.line}"
+    except (SandboxUnavailable, ImageMissing) as error:
         if backend == "docker":
             raise
-        return "sim", f"sandbox: sim (simulated): no Docker engine answered ({error.args[0].splitlines()[0]})"
+        return "sim", f"sandbox: sim (simulated): docker cannot be used ({error.args[0].splitlines()[0]})"
 
 
 def make(
@@ -61,7 +65,7 @@ def make(
     `allow_unsafe` are the settings of its task that --allow-unsafe let through: they become part of the box's label.
     Raises SandboxUnavailable, ImageMissing, LimitNotEnforced, ConfigError: each says the way on.
     """
-    chosen = backend if backend == "sim" else resolve(backend)[0]
+    chosen = backend if backend == "sim" else resolve(backend, image)[0]
     limits = limits or Limits()
     if chosen == "sim":
         from mini_rome.sandbox.sim import SimSandbox

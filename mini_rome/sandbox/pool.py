@@ -44,7 +44,7 @@ class Pool:
 
         if size < 1:
             raise ConfigError(f"size={size}: a pool needs at least one box")
-        self.backend = sandbox.resolve(backend)[0]
+        self.backend = sandbox.resolve(backend, image)[0]
         self.size = size
         self._make = make_box or (lambda: sandbox.make(self.backend, image, limits, task_name))
         self._idle: deque[Sandbox] = deque()
