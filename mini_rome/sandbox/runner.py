@@ -33,6 +33,7 @@ from mini_rome.sandbox.runner_files import (
     strays,
     unpack,
     walk,
+    widen,
     write_all,
     write_file,
 )
@@ -127,6 +128,8 @@ class Runner:
         for number in (_signal.SIGALRM, _signal.SIGTERM):
             _signal.signal(number, lambda *_: os._exit(3))
         _signal.setitimer(_signal.ITIMER_REAL, ttl)  # the second line against leaks: works while blocked, too
+        widen(0)
+        widen(1)
         self.last = counters()
         self.waiting: Shell | None = None  # the shell of the next step
 
@@ -266,6 +269,7 @@ class Runner:
     def child(self, work: Work, seconds: float, relay: Callable[[bytes], object]) -> None:
         """Run `work(write)` as the agent; what it writes goes to `relay`. Raises Refused with its error."""
         data, data_end = os.pipe()
+        widen(data)
         fault, fault_end = os.pipe()
         pid = os.fork()
         if pid == 0:

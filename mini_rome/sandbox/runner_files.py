@@ -6,6 +6,7 @@ byte strings, each with a 4-byte length. C modules and `os` only: see runner.py.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Sequence
 
@@ -67,6 +68,14 @@ def write_all(end: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(end, view) :]
+
+
+def widen(end: int) -> None:
+    """A pipe of 1 MB: fewer turns for large transfers. The kernel may refuse; it then stays as it is."""
+    try:
+        fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
+    except OSError:
+        pass
 
 
 def kill(pid: int) -> None:
