@@ -28,7 +28,7 @@ def make_tasks(families: Sequence[str], chunks: Sequence[int], count: int, split
 
 
 def with_mistakes(task: Task, rate: float, rng: random.Random) -> list[str]:
-    """The expert's commands, each after failing ones: another one with probability `rate`, so `rate / (1 - rate)` on average."""
+    """The expert's commands; before each come failing ones, one more with probability `rate` every time."""
     family = get_family(task.family)
     commands = []
     for chunk, command in enumerate(task.expert):

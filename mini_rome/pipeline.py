@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from peft import PeftModel
 from rich.table import Table
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 
@@ -254,7 +255,7 @@ class Run:
         """Write the model and its tokenizer into the run's folder."""
         if self.ranks.is_main_process:
             with writing(self.folder / name):
-                model = self.model.merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
+                model = self.model.merge_and_unload() if isinstance(self.model, PeftModel) else self.model
                 model.save_pretrained(self.folder / name)
                 self.tokenizer.save_pretrained(self.folder / name)
             self.weights[name] = weights_hash(model)

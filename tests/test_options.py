@@ -65,7 +65,10 @@ BAD = [
     ("GRPO's length", "--max_completion_length 99", ["--max_completion_length 99", "IPA has no place"]),
     ("gamma", "--gamma 1.5", ["--gamma 1.5", "[0, 1]"]),
     ("a reward for failing", "--failure_reward 1", ["--failure_reward 1", "[-10, 0]"]),
-    ("a batch not divisible", "--per_device_train_batch_size 3 --num_generations 8", ["(12)", "num_generations (8)", "--per_device"]),
+    (
+        "a batch not divisible", "--per_device_train_batch_size 3 --num_generations 8",
+        ["(12)", "num_generations (8)", "--per_device"],
+    ),
     ("tasks that fit no batch", "--train_tasks 7", ["--train_tasks 7", "--num_generations 2", "64"]),
     ("a horizon of nothing", "--chunks 0", ["chunks=0", "1 to 16"]),
     ("a horizon beyond the dial", "--chunks 8 17", ["chunks=17", "1 to 16"]),
