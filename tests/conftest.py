@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Generator
 
 import pytest
@@ -16,6 +17,10 @@ import pytest
 from mini_rome.errors import ImageMissing, SandboxUnavailable
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: a busy neighbour would slow it twenty times
+
+# Tests started in the background inherit that Ctrl-C is ignored, and so would every process they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BACKENDS = ["sim", pytest.param("docker", marks=pytest.mark.docker)]
 
