@@ -8,10 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 LEVELS = ("none", "token", "chunk", "sequence")
 AGGREGATIONS = ("token", "chunk", "sum")
+
+
+def searches(examples: int) -> settings:
+    """Settings for so many examples; fewer in proportion under a profile that has fewer than 100 (mutants.py)."""
+    return settings(max_examples=examples * settings().max_examples // 100, deadline=None)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from mini_rome.loss import (
     merge_metrics,
 )
 
-ragged = settings(max_examples=40, deadline=None)
+ragged = oracle.searches(40)
 SWITCHES = st.fixed_dictionaries(
     {
         "ratio_level": st.sampled_from(oracle.LEVELS),
@@ -70,7 +70,7 @@ def test_the_presets_are_the_switches_of_their_equations() -> None:
     assert {len(switches) for switches in OBJECTIVES.values()} == {3}
 
 
-@settings(max_examples=120, deadline=None)
+@oracle.searches(120)
 @given(oracle.batches(), st.sampled_from((0.9, 1.0)), st.sampled_from((0.99, 1.02, 5.0)), SWITCHES)
 def test_every_combination_of_switches_agrees_with_the_oracle(batch, gamma, threshold, switches) -> None:
     output, grad = run(batch, gamma, mismatch_threshold=threshold, **switches)
@@ -484,7 +484,7 @@ def test_calibration_without_a_chunk_says_so() -> None:
 
 @example(2)
 @given(st.integers(0, 40))
-@settings(max_examples=10, deadline=None)
+@oracle.searches(10)
 def test_the_proposed_threshold_masks_about_one_unit_in_a_hundred(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ids = torch.arange(1000)[None]
