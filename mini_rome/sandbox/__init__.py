@@ -41,11 +41,11 @@ def resolve(backend: str = "auto", image: str | None = None) -> tuple[str, str]:
     if backend == "sim":
         return "sim", "sandbox: sim (simulated): asked for; no container, no isolation tested"
     from mini_rome.sandbox.engine import engine  # the Docker SDK takes 0.2 s to import: not for sim
-    from mini_rome.sandbox.images import DEFAULT_IMAGE, ensure
+    from mini_rome.sandbox.images import DEFAULT_IMAGE
 
     try:
         found = engine()
-        ensure(found.client, image or DEFAULT_IMAGE)
+        found.ensure(image or DEFAULT_IMAGE)
         return "docker", f"sandbox: docker: {found.line}"
     except (SandboxUnavailable, ImageMissing) as error:
         if backend == "docker":
@@ -65,7 +65,7 @@ def make(
     `allow_unsafe` are the settings of its task that --allow-unsafe let through: they become part of the box's label.
     Raises SandboxUnavailable, ImageMissing, LimitNotEnforced, ConfigError: each says the way on.
     """
-    chosen = backend if backend == "sim" else resolve(backend, image)[0]
+    chosen = backend if backend in ("docker", "sim") else resolve(backend, image)[0]
     limits = limits or Limits()
     if chosen == "sim":
         from mini_rome.sandbox.sim import SimSandbox

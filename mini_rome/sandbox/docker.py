@@ -47,11 +47,6 @@ READ_S = 1.9  # for a read of the default limit; 20 MB/s beyond
 WRITABLE = f"{WORKDIR}:{HOME}:/tmp"
 
 
-def engine_line() -> str:
-    """Which engine answers, for the line at start. Raises SandboxUnavailable."""
-    return engine().line
-
-
 class DockerSandbox(Sandbox):
     """See the module docstring. Made by `start`, never by itself."""
 
@@ -317,7 +312,7 @@ def _create(
             )
             return made["Id"], name
         except ImageNotFound:
-            images.ensure(host.client, image)  # says how to get it
+            host.ensure(image)  # says how to get it
             raise
         except APIError as error:
             if error.status_code != 409 or attempt == 4:

@@ -12,6 +12,7 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 
 from mini_rome.errors import SandboxUnavailable
+from mini_rome.sandbox import images
 
 CONNECT_S = 3.0  # to answer at all
 CALL_S = 30.0  # for one call of the API
@@ -51,6 +52,13 @@ class Engine:
         """Engine and kernel boundary in a few words."""
         kernel = "kernel of its own (runsc)" if self.runtime else "kernel shared with the host (runc)"
         return f"engine {self.version} at {self.host}, {kernel}"
+
+    def ensure(self, image: str) -> str:
+        """The image's id. Raises ImageMissing naming the build command, SandboxUnavailable; never pulls."""
+        try:
+            return images.ensure(self.client, image)
+        except (requests.exceptions.RequestException, DockerException) as error:
+            raise unavailable(self.host, error) from None
 
     def state(self, container: str) -> State:
         """What became of a container, within PROBE_S or so."""
