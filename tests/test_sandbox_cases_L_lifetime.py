@@ -48,7 +48,7 @@ def left(client: docker.DockerClient, run: str) -> list[str]:
 
 
 PHASES = {
-    "make": "while True: boxes.append(make('docker'))",
+    "make": "for _ in range(60): boxes.append(make('docker'))",
     "step": "boxes.append(make('docker')); say(); boxes[0].exec('sleep 60', timeout=60)",
     "verify": """
 from mini_rome.harbor import load
@@ -57,7 +57,7 @@ from mini_rome.verify_fresh import verify_fresh
 task = load(ROOT + '/tests/data/tasks/word-count')
 slow = initial_snapshot({'count.sh': '#!/bin/bash\\nsleep 9'})
 boxes.append(make('docker')); say()
-while True: verify_fresh(task, slow, task.docker_image)
+for _ in range(9): verify_fresh(task, slow, task.docker_image)
 """,
     "close": """
 boxes += [make('docker') for _ in range(6)]; say()
@@ -102,15 +102,17 @@ def test_case_L01_ctrl_c_leaves_no_container_and_flushes(
         start_new_session=True,
     )
     assert process.stdout is not None and process.stderr is not None
-    run = process.stdout.readline().strip()
-    assert run, process.stderr.read()
-    time.sleep(0.7 if phase in ("make", "verify") else 0.2)
-    for _ in range(interrupts):
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(0.2)
-    code_seen = process.wait(15)
-    process.stdout.close()
-    process.stderr.close()
+    try:
+        run = process.stdout.readline().strip()
+        assert run, process.stderr.read()
+        time.sleep(0.7 if phase in ("make", "verify") else 0.2)
+        for _ in range(interrupts):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.2)
+        code_seen = process.wait(15)
+    finally:
+        process.kill()  # one that Ctrl-C did not end must not go on making boxes
+        process.communicate()
     assert until(lambda: left(client, run) == [], 5), left(client, run)
     assert results.read_text() == "partial\n"
     if interrupts == 1:
