@@ -67,15 +67,22 @@ def scripted(pool: Pool, replies: Sequence[Sequence[int]] = REPLIES, **options: 
     return Rollout(chat(), ScriptedSampler(replies), pool, **options)
 
 
+def other_tasks(count: int) -> list[Task]:
+    """Instances that the script for TASK does not solve."""
+    return [get_family("tickets").make(seed, 3) for seed in range(count)]
+
+
 # -- failures of the infrastructure --------------------------------------------------------------------------------
 
 
-def test_a_spoiled_episode_is_counted_by_cause_and_run_again() -> None:
-    with pool_of(lambda number: DyingBox if number in (1, 2) else CountingBox) as pool:
+def test_a_spoiled_episode_is_counted_by_cause_and_run_again_from_its_own_start() -> None:
+    tasks = [TASK, *other_tasks(2), TASK]
+    with pool_of(lambda number: DyingBox if number in (1, 3) else CountingBox) as pool:
         rollout = scripted(pool)
-        trajectories = rollout.collect([Start(TASK)] * 4, PARAMS)
-    assert [trajectory.reward for trajectory in trajectories] == [1.0] * 4
-    assert [trajectory.episode for trajectory in trajectories] == [0, 1 + ATTEMPT, 2 + ATTEMPT, 3]
+        trajectories = rollout.collect([Start(task) for task in tasks], PARAMS, first_episode=10)
+    assert [trajectory.task.name for trajectory in trajectories] == [task.name for task in tasks]
+    assert [trajectory.reward for trajectory in trajectories] == [1.0, 0.0, 0.0, 1.0]
+    assert [trajectory.episode for trajectory in trajectories] == [10, 11 + ATTEMPT, 12, 13 + ATTEMPT]
     assert rollout.infra == {"sandbox_dead": 2}
     assert rollout.episodes == 4
 
@@ -299,11 +306,6 @@ def test_containers_play_the_same_episodes() -> None:
 
 
 # -- evaluation ----------------------------------------------------------------------------------------------------
-
-
-def other_tasks(count: int) -> list[Task]:
-    """Instances that the script for TASK does not solve."""
-    return [get_family("tickets").make(seed, 3) for seed in range(count)]
 
 
 def test_evaluation_counts_successes_families_and_endings() -> None:

@@ -89,7 +89,7 @@ def test_completions_come_in_the_order_of_the_requests() -> None:
     assert [c.ids for c in together] == [sampler().generate([request], TRAINING)[0].ids for request in requests]
 
 
-@pytest.mark.parametrize("past", [[2, 3, 4, 5, 6, 7, 8], [9, 9], [2], [2, 3, 4]])
+@pytest.mark.parametrize("past", [[7, 8, 9, 10] * 4, [2, 3, 4, *[11] * 12], [9, 9], [2], [2, 3, 4]])
 def test_a_changed_past_is_read_again(past: list[int]) -> None:
     generator = sampler()
     generator.generate([Request(0, [2, 3, 4], (0, 0, 0, 0)), Request(1, [2, 5], (0, 0, 1, 0))], TRAINING)
