@@ -176,7 +176,7 @@ def ipa_loss(
         if "token" in (ratio_level, mask_level):
             weight = chunks.per_token(scale, ratio_level) * chunks.per_token(keep, mask_level)
         else:
-            weight = chunks.per_token(scale * keep, "chunk")  # one gather for both
+            weight = chunks.per_token(scale * keep, ratio_level)  # one gather for both
         weight = chunks.only(weight * chunk_returns)  # (B, T)
         metrics = _metrics(
             chunks, log_ratio, mismatch, chunk_ratio, chunk_mismatch, weight, positive,

@@ -422,6 +422,11 @@ def test_metrics_by_hand() -> None:
         assert got[f"{name}_p01"] == pytest.approx([low, 3]) and got[f"{name}_p99"] == pytest.approx([high, 3])
 
 
+def test_a_reward_of_zero_counts_among_the_negatives() -> None:
+    output, _ = run(one_row([0, 1], reward=0.0, log_ratio=[0.1, -0.1]))
+    assert output.metrics["clipped_negatives"].tolist() == [1, 2]
+
+
 def test_shares_of_a_token_level_count_each_chunk_once() -> None:
     batch = one_row([0, 0, 0, 0, 1], mismatch=[1.0, 0, 0, 0, 1.0], log_ratio=[1.0, 1.0, -1.0, -1.0, -1.0])
     output, _ = run(batch, mask_level="token", ratio_level="token")

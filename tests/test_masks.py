@@ -85,8 +85,8 @@ def test_a_near_duplicate_keeps_the_order_of_its_characters() -> None:
 
 
 def test_similarity_counts_every_character_of_long_commands() -> None:
-    long = "echo " + "abab" * 100
-    assert causes(turn(long + "1", "x"), turn(long + "2", "x")) == [[], ["near_duplicate"]]
+    long = "ab" * 200
+    assert causes(turn("1" + long, "x"), turn("2" + long, "x")) == [[], ["near_duplicate"]]
 
 
 def test_commands_of_one_response_are_compared_as_lines() -> None:
