@@ -57,10 +57,12 @@ class _Chunks:
     """Means over chunks by scatter into (B, K + 1), and back to tokens by gather; slot 0 takes what is outside."""
 
     def __init__(self, chunk_ids: Tensor, inside: Tensor, dtype: torch.dtype) -> None:
-        self.inside = inside  # (B, T) bool
+        self.inside = inside  # (B, T) bool: in a chunk of a row that counts
         self.slot = chunk_ids + 1  # (B, T)
         self.zeros = torch.zeros(len(chunk_ids), int(self.slot.max()) + 1, dtype=dtype, device=chunk_ids.device)
-        self.size = self.zeros.scatter_add(1, self.slot, inside.to(dtype))  # (B, K + 1), |c|; 0 in slot 0
+        ones = self.zeros.new_ones(()).expand_as(self.slot)
+        self.size = self.zeros.scatter_add(1, self.slot, ones) * inside.any(dim=1, keepdim=True)  # |c|
+        self.size[:, 0] = 0
         self.present = self.size > 0
 
     def only(self, values: Tensor) -> Tensor:
@@ -218,7 +220,7 @@ def _metrics(
     clipped: Tensor,
 ) -> dict[str, Tensor]:
     tokens, count, negatives = (x.sum() for x in (chunks.size, chunks.present, chunks.present & ~positive))
-    row_mass = weight.abs().sum(dim=1, keepdim=True)  # (B, 1)
+    row_mass = torch.linalg.vector_norm(weight, 1, dim=1, keepdim=True)  # (B, 1)
     mass, positive_mass = row_mass.sum(), (row_mass * positive).sum()
     gap, step = mismatch.abs(), log_ratio.abs()
     pairs = [
