@@ -101,6 +101,7 @@ def pack(trajectory: Trajectory, prefix: Literal["prompt", "completion"] = "prom
     >>> sample.completion_ids, sample.env_mask, sample.chunk_ids, sample.il_chunk_ids
     ([5, 2, 7, 6], [0, 0, 0, 1], [-1, -1, -1, 0], [0, 0, -1, -1])
     """
+    trajectory.check_trainable()
     tokens: list[int] = []
     logprobs: list[float] = []
     boundary = 0  # where the policy takes over, in completion tokens

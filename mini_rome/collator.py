@@ -34,6 +34,9 @@ def to_sft_rows(trajectories: Iterable[Trajectory], policy: MaskPolicy) -> list[
 
 def to_records(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
     """Trajectories as plain data for a `datasets.Dataset`: prompt_ids and what the masks read of each turn."""
+    trajectories = list(trajectories)
+    for each in trajectories:
+        each.check_trainable()
     return [
         {
             "prompt_ids": each.prompt_ids,

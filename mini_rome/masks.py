@@ -133,6 +133,7 @@ def masked_labels(trajectory: Trajectory, policy: MaskPolicy) -> tuple[list[int]
     >>> masked_labels(Trajectory(task, [1, 2], turns), MaskPolicy())
     ([1, 2, 4, 9, 7, 5, 9], [-100, -100, -100, -100, -100, 5, 9])
     """
+    trajectory.check_trainable()
     return turn_labels(trajectory.prompt_ids, trajectory.turns, policy)
 
 

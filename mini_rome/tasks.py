@@ -8,7 +8,7 @@ from mini_rome.errors import ConfigError
 from mini_rome.families import FAMILIES, get_family
 from mini_rome.types import Split, Task
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+SPLITS: tuple[Split, ...] = ("train", "validation", "test", "private")
 _NAME = re.compile(rf"(?P<family>.+)-k(?P<chunks>\d+)-(?P<split>{'|'.join(SPLITS)})-(?P<seed>\d+)")
 
 

@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mini_rome.errors import VerifierError
+
 Status = Literal["ok", "timeout", "oom", "output_limit", "pids_limit", "sandbox_dead", "infra_error"]
 INFRA_STATUSES: frozenset[str] = frozenset({"sandbox_dead", "infra_error"})
 
-Split = Literal["train", "validation", "test"]
+Split = Literal["train", "validation", "test", "private"]
+IN_PLACE = "in-place (tamperable)"  # a verdict found in a box where the agent was root: evaluation only
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Verdict:
     reason: str = ""
     verifier: str = "host-check"  # host-check | fresh-container | in-place (tamperable)
     events: tuple[SafetyEvent, ...] = ()  # files in the work dir that could steer a verifier
+    numbers: Mapping[str, float] = field(default_factory=dict)  # what else reward.json held: passed, checks
 
 
 @dataclass(frozen=True)
@@ -169,3 +173,8 @@ class Trajectory:
     def infra(self) -> bool:
         """True when the episode cannot be scored: it is masked from the loss, counted and resampled."""
         return self.reward is None
+
+    def check_trainable(self) -> None:
+        """Raises VerifierError where the agent could have forged the reward. Every way into a loss asks this."""
+        if self.verifier == IN_PLACE:
+            raise VerifierError(f"{self.task.name}: a verdict {IN_PLACE} is for evaluation, never for training")

@@ -22,7 +22,6 @@ from mini_rome.types import Snapshot, Task, Verdict
 
 CHECK_S = 60.0  # a check on the host that takes longer is a verifier error
 MAX_REWARD_FILE = 64 << 10  # bytes
-IN_PLACE = "in-place (tamperable)"
 FRESH = "fresh-container"
 
 

@@ -27,8 +27,8 @@ from mini_rome.sandbox.base import DEFAULT_ENV, Limits
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.hardening import AGENT
 from mini_rome.sandbox.tree import files_of_tar
-from mini_rome.types import Snapshot, Verdict
-from mini_rome.verify import FRESH, IN_PLACE, read_reward
+from mini_rome.types import IN_PLACE, Snapshot, Verdict
+from mini_rome.verify import FRESH, read_reward
 
 TESTS, LOGS = "/tests", "/logs/verifier"
 VERIFIER = replace(AGENT, name="verifier", private=(TESTS, LOGS))
