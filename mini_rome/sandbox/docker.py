@@ -35,7 +35,7 @@ from mini_rome.sandbox.base import (
 from mini_rome.sandbox.engine import Engine, engine, unavailable
 from mini_rome.sandbox.hardening import AGENT, Profile, container_options
 from mini_rome.sandbox.output import canonical_bash
-from mini_rome.sandbox.runner_files import pack, unpack
+from mini_rome.sandbox.runner_base import pack, unpack
 from mini_rome.sandbox.transport import ConnectionLost, Silent, Wire, boot_code
 from mini_rome.sandbox.tree import Entry, entries_of, snapshot_of
 from mini_rome.types import Snapshot, Status

@@ -1,167 +1,19 @@
-"""The lower half of PID 1: framing, readings of /proc and /sys, and the file work done in children as the agent.
+"""The file work of PID 1, done in children that are the agent: what it may not touch, they cannot.
 
-Frame: 4 bytes length, 8 bytes nonce, 1 byte kind, payload; a reply carries its request's nonce. Payloads are lists of
-byte strings, each with a 4-byte length. C modules and `os` only: see runner.py.
+C modules and `os` only: see runner.py.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Sequence
 
-CHUNK = 1 << 18
+from mini_rome.sandbox.runner_base import CHUNK, Refused, pack, read_text, unpack, write_all
+
 # All that the agent can write to, with the modes of a new box.
 TOPS = (
     (b"/app", 0o755), (b"/home/agent", 0o755), (b"/tmp", 0o1777), (b"/dev/shm", 0o1777), (b"/dev/mqueue", 0o1777),
 )
-
-
-class Refused(Exception):
-    """An operation that cannot be done; its text goes to the caller."""
-
-
-def pack(*fields: bytes) -> bytes:
-    """Byte strings -> one payload."""
-    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-
-
-def unpack(payload: bytes) -> list[bytes]:
-    """One payload -> list of byte strings.
-
-    >>> unpack(pack(b"a", b"", b"xyz"))
-    [b'a', b'', b'xyz']
-    """
-    fields, at = [], 0
-    while at < len(payload):
-        end = at + 4 + int.from_bytes(payload[at : at + 4], "big")
-        fields.append(payload[at + 4 : end])
-        at = end
-    return fields
-
-
-def frame(nonce: bytes, kind: bytes, payload: bytes = b"") -> bytes:
-    """One frame, as it goes over the wire."""
-    return len(payload).to_bytes(4, "big") + nonce + kind + payload
-
-
-def read_exactly(end: int, size: int) -> bytes:
-    """`size` bytes; the end of stdin is the end of the box."""
-    data = bytearray()
-    while len(data) < size:
-        part = os.read(end, min(CHUNK, size - len(data)))
-        if not part:
-            os._exit(0)
-        data += part
-    return bytes(data)
-
-
-def read_some(end: int, size: int = CHUNK) -> bytes | None:
-    """Bytes, b"" at the end, None when nothing is there now."""
-    try:
-        return os.read(end, size)
-    except BlockingIOError:
-        return None
-
-
-def write_all(end: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(end, view) :]
-
-
-def widen(end: int) -> None:
-    """A pipe of 1 MB: fewer turns for large transfers. The kernel may refuse; it then stays as it is."""
-    try:
-        fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
-    except OSError:
-        pass
-
-
-def kill(pid: int) -> None:
-    try:
-        os.kill(pid, 9)
-    except ProcessLookupError:
-        pass
-
-
-def exit_code(status: int) -> int:
-    """A wait status as bash gives it: 128 + signal."""
-    code = os.waitstatus_to_exitcode(status)
-    return 128 - code if code < 0 else code
-
-
-def processes() -> dict[int, int]:
-    """{process id: its parent's}, without PID 1 and without zombies."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            state = read_text(f"/proc/{name}/stat").rpartition(b")")[2].split()
-            if state and state[0] not in (b"Z", b"X"):
-                found[int(name)] = int(state[1])
-    return found
-
-
-def strays(spare: frozenset[int]) -> set[int]:
-    """Processes that are neither in `spare` nor descend from one that is."""
-    parents = processes()
-    found = set()
-    for pid in parents:
-        ancestor = pid
-        while ancestor in parents and ancestor not in spare:
-            ancestor = parents[ancestor]
-        if ancestor not in spare:
-            found.add(pid)
-    return found
-
-
-def command_line(pid: int) -> bytes:
-    """Arguments joined by spaces, at most 256 bytes; `bash` for the step's own shell and its forks."""
-    text = read_text(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0")
-    if text.startswith(b"bash\0-c\0builtin read -r -u 200 __mr_cwd"):
-        return b"bash"
-    return text.replace(b"\0", b" ")[:256]
-
-
-def read_text(path: str, size: int = 65536) -> bytes:
-    """A small file of /proc or /sys; empty where there is none."""
-    try:
-        end = os.open(path, os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        return os.read(end, size)
-    except OSError:
-        return b""
-    finally:
-        os.close(end)
-
-
-def number_after(name: bytes, *paths: str) -> int:
-    """The number beside `name` in the first of these files that has it."""
-    for path in paths:
-        for line in read_text(path).splitlines():
-            words = line.split()
-            if len(words) == 2 and words[0] == name:
-                return int(words[1])
-    return 0
-
-
-def counters() -> dict[str, int]:
-    """Kernel counters of this box, cgroup v1 or v2: OOM kills, refused forks, packets without a route, CPU time."""
-    cgroup = "/sys/fs/cgroup/"
-    lines = [line.split() for line in read_text("/proc/net/snmp").splitlines() if line.startswith(b"Ip:")]
-    ip = dict(zip(lines[0], lines[1], strict=True)) if len(lines) == 2 else {}
-    usage = read_text(cgroup + "cpuacct/cpuacct.usage").strip()
-    return {
-        "oom": number_after(b"oom_kill", cgroup + "memory/memory.oom_control", cgroup + "memory.events"),
-        "pids": number_after(b"max", cgroup + "pids/pids.events", cgroup + "pids.events"),
-        "no_route": int(ip.get(b"OutNoRoutes", 0)) + number_after(b"Ip6OutNoRoutes", "/proc/net/snmp6"),
-        "cpu_ns": int(usage or 1000 * number_after(b"usage_usec", cgroup + "cpu.stat")),
-    }
-
-
-# -- file work: in children, as the agent ----------------------------------------------------------------------------
 
 
 def self_check() -> bytes:
@@ -328,8 +180,3 @@ def place(path: bytes, kind: bytes, target: bytes, data: bytes) -> None:
         os.symlink(target, path)
     else:
         os.link(target, path, follow_symlinks=False)
-
-
-def leftovers() -> int:
-    """IPC objects that outlive their processes and no file operation removes."""
-    return sum(max(0, len(read_text(f"/proc/sysvipc/{kind}").splitlines()) - 1) for kind in ("shm", "sem", "msg"))

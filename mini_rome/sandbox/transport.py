@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mini_rome.sandbox import runner, runner_files
-from mini_rome.sandbox.runner_files import frame
+from mini_rome.sandbox import runner, runner_base, runner_files, runner_shell
+from mini_rome.sandbox.runner_base import frame
 
 _HEADER = 13  # length, nonce, kind
 _RECEIVE = 1 << 18
@@ -36,9 +36,8 @@ class Frame:
 
 def boot_code(ttl_s: float, uid: int, environment: dict[str, str]) -> bytes:
     """The first message to a box: a length and the Python source that becomes its PID 1."""
-    source = {
-        module.__name__: Path(str(module.__file__)).read_text() for module in (runner_files, runner)
-    }
+    modules = (runner_base, runner_files, runner_shell, runner)
+    source = {module.__name__: Path(str(module.__file__)).read_text() for module in modules}
     code = (
         "import sys\n"
         f"for name, source in {source!r}.items():\n"
