@@ -14,7 +14,7 @@ from boxes import usable, within
 
 from mini_rome.errors import SandboxFileError, SnapshotRefused
 from mini_rome.sandbox import Limits, Sandbox, files_of_tar, initial_snapshot, make, tar_of_files, tree_hash
-from mini_rome.sandbox.docker import parse_exports
+from mini_rome.sandbox.exports import parse_exports
 from mini_rome.sandbox.tree import Entry, build_tar, entries_of, hash_of_entries
 
 pytest_plugins = ("box_fixtures",)

@@ -15,7 +15,7 @@ import pytest
 
 from mini_rome.errors import LimitNotEnforced
 from mini_rome.sandbox import Limits, hardening
-from mini_rome.sandbox import docker as backend
+from mini_rome.sandbox import container as backend
 from mini_rome.sandbox.docker import DockerSandbox
 
 pytestmark = pytest.mark.docker

@@ -9,14 +9,13 @@ shared kernel (runsc is used where the engine has it), a malicious engine. Not i
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import sys
 import time
 import weakref
 from typing import Self
 
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError
 from requests.exceptions import RequestException
 
 from mini_rome.errors import SandboxDead, SandboxError, SandboxFileError, SnapshotRefused
@@ -32,8 +31,10 @@ from mini_rome.sandbox.base import (
     carried_env,
     run_id,
 )
-from mini_rome.sandbox.engine import Engine, engine, unavailable
-from mini_rome.sandbox.hardening import AGENT, Profile, container_options
+from mini_rome.sandbox.container import attach, create, explain, remove_quietly
+from mini_rome.sandbox.engine import Engine, engine
+from mini_rome.sandbox.exports import parse_exports
+from mini_rome.sandbox.hardening import AGENT, Profile
 from mini_rome.sandbox.output import canonical_bash
 from mini_rome.sandbox.runner_base import pack, unpack
 from mini_rome.sandbox.transport import ConnectionLost, Silent, Wire, boot_code
@@ -84,10 +85,10 @@ class DockerSandbox(Sandbox):
             )
         run = run_id()
         reaper.ensure_reaper(run, host.host)
-        container, name = _create(host, image, run, limits, task_name, profile)
+        container, name = create(host, image, run, limits, task_name, profile)
         box = None
         try:
-            wire = Wire(_attach(host, container))
+            wire = Wire(attach(host, container))
             box = cls(host, container, wire, image, name, limits, profile, task_name, unsafe)
             host.client.api.start(container)
             box._boot()
@@ -96,9 +97,9 @@ class DockerSandbox(Sandbox):
             if box is not None:
                 box.close()
             else:
-                _remove_quietly(host, container)
+                remove_quietly(host, container)
             if isinstance(error, APIError | RequestException):
-                raise SandboxError(f"{name}: the engine could not start the box: {_explain(error)}") from error
+                raise SandboxError(f"{name}: the engine could not start the box: {explain(error)}") from error
             raise
 
     def _boot(self) -> None:
@@ -293,49 +294,9 @@ class DockerSandbox(Sandbox):
         if self._owner != os.getpid():
             return
         self._wire.shut()
-        _remove_quietly(self._engine, self.container)
+        remove_quietly(self._engine, self.container)
         with self._busy:
             self._wire.close()
-
-
-def _create(
-    host: Engine, image: str, run: str, limits: Limits, task_name: str, profile: Profile
-) -> tuple[str, str]:
-    """A created container: (id, name). A name that is taken is left alone and another one tried."""
-    labels = reaper.labels(run, task_name, limits.ttl_s)
-    for attempt in range(5):
-        name = f"mini-rome-{run}-{secrets.token_hex(6)}"
-        container, config = container_options(image, name, labels, limits, profile, host.runtime)
-        try:
-            made = host.client.api.create_container(
-                **container, host_config=host.client.api.create_host_config(**config)
-            )
-            return made["Id"], name
-        except ImageNotFound:
-            host.ensure(image)  # says how to get it
-            raise
-        except APIError as error:
-            if error.status_code != 409 or attempt == 4:
-                raise SandboxError(f"{name}: the engine could not create the box: {_explain(error)}") from error
-        except RequestException as error:
-            raise unavailable(host.host, error) from error
-    raise AssertionError("unreachable")
-
-
-def _attach(host: Engine, container: str) -> object:
-    return host.client.api.attach_socket(container, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-
-
-def _explain(error: Exception) -> str:
-    return str(getattr(error, "explanation", None) or error).splitlines()[0][:300]
-
-
-def _remove_quietly(host: Engine, container: str) -> None:
-    """Remove; where the engine does not answer, the end of stdin, the reaper and the TTL remain."""
-    try:
-        host.remove(container)
-    except (DockerException, RequestException, OSError):
-        return
 
 
 def _abandon(host: Engine, container: str, wire: Wire, owner: int) -> None:
@@ -343,7 +304,7 @@ def _abandon(host: Engine, container: str, wire: Wire, owner: int) -> None:
     if owner == os.getpid():
         wire.shut()
         wire.close()
-        _remove_quietly(host, container)
+        remove_quietly(host, container)
 
 
 def _fields(payload: bytes) -> list[bytes]:
@@ -361,32 +322,3 @@ def _record(entry: Entry) -> bytes:
     """The inverse of `_entry`, as the runner's `rebuild` takes it."""
     path, target = (text.encode("utf-8", "surrogateescape") for text in (entry.path, entry.target))
     return pack(path, entry.kind.encode(), b"%d" % entry.mode, b"%d" % entry.mtime, target, entry.data)
-
-
-_EXPORT = re.compile(rb'^declare -[A-Za-z]*x[A-Za-z]* (\w+)=("(?:[^"\\]|\\.)*"|\$\'(?:[^\'\\]|\\.)*\')$', re.M | re.S)
-_ANSI = re.compile(rb"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.S)
-_LETTERS = dict(zip([b"a", b"b", b"e", b"E", b"f", b"n", b"r", b"t", b"v"],
-                    [b"\a", b"\b", b"\x1b", b"\x1b", b"\f", b"\n", b"\r", b"\t", b"\v"], strict=True))
-
-
-def parse_exports(text: bytes) -> dict[str, str]:
-    r"""The output of bash's `export -p`, read as data and never evaluated.
-
-    >>> parse_exports(b'declare -x A="x \\"y\\" \\$z"\ndeclare -x B=$\'a\\nb\'\ndeclare -x C\n')
-    {'A': 'x "y" $z', 'B': 'a\nb'}
-    """
-    found = {}
-    for name, quoted in _EXPORT.findall(text):
-        if quoted.startswith(b"$"):
-            value = _ANSI.sub(_ansi, quoted[2:-1])
-        else:
-            value = re.sub(rb'\\([$`"\\\n])', rb"\1", quoted[1:-1])
-        found[name.decode()] = value.decode("utf-8", "surrogateescape")
-    return found
-
-
-def _ansi(match: re.Match[bytes]) -> bytes:
-    hexadecimal, octal, letter = match.groups()
-    if hexadecimal or octal:
-        return bytes([(int(hexadecimal, 16) if hexadecimal else int(octal, 8)) & 0xFF])
-    return _LETTERS.get(letter, letter)
