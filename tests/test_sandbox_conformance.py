@@ -68,12 +68,6 @@ def test_every_case_has_tests_and_the_exceptions_are_exactly_listed() -> None:
     assert set(IDS) - set(cases) == set() and set(cases) - set(IDS) == set()
     docker_only = {case for case, on_sim in cases.items() if not any(on_sim)}
     assert docker_only == set(NOT_ON_SIM) and len(NOT_ON_SIM) == 31
-    kinds = sorted({case[0] for case in IDS})
-    print(f"\n{'kind':<6}{'cases':>6}{'tests':>7}{'on sim':>8}")
-    for kind in kinds:
-        mine = [case for case in IDS if case[0] == kind]
-        tests = sum(len(cases[case]) for case in mine)
-        print(f"{kind:<6}{len(mine):>6}{tests:>7}{sum(case not in NOT_ON_SIM for case in mine):>8}")
 
 
 def test_the_surface_in_one_pass(backend: str) -> None:

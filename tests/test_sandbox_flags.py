@@ -1,7 +1,7 @@
 """The flag-removal table: without any one of the hardening flags, some attack or property turns red.
 
 Each row weakens one flag of `container_options`, starts a box with the self-check off, and runs a probe as the agent
-in the sound box and in the weakened one. `pytest -s` prints the table.
+in the sound box and in the weakened one. The run ends with the table (box_fixtures.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mini_rome.sandbox import container as backend
 from mini_rome.sandbox.docker import DockerSandbox
 
 pytestmark = pytest.mark.docker
+pytest_plugins = ("box_fixtures",)
 
 Options = dict[str, Any]
 PYTHON = "python3 -c '{}'"
@@ -155,12 +156,14 @@ def seen(box: DockerSandbox, row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.flag for row in ROWS])
-def test_flag_removal_turns_its_probe_red(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_removal_turns_its_probe_red(
+    row: Row, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
     with box_with(lambda *_: None, monkeypatch, judge=True) as box:
         sound = seen(box, row)
     with box_with(row.weaken, monkeypatch, judge=False) as box:
         weak = seen(box, row)
-    print(f"{row.flag:<22} with: {sound or '(stopped)':<54} without: {weak}")
+    record_property("flag", (row.flag, sound or "(stopped)", weak or "(stopped)", "refuses" if row.judged else "-"))
     assert (sound, weak) == (row.sound, row.weak)
 
 

@@ -115,8 +115,8 @@ def _advice(host: str, error: Exception) -> str:
     """Tried what, failed why, three ways on."""
     return (
         f"no Docker engine at {host}: {_reason(error)}\n"
-        "  1. start it: `sudo systemctl start docker`, or `dockerd &`; 2. get access: `sudo usermod -aG docker $USER`, "
-        "log in again; or set DOCKER_HOST\n"
+        "  1. start it: `sudo systemctl start docker`, or `dockerd &`  2. get access: `sudo usermod -aG docker $USER`"
+        " and log in again, or set DOCKER_HOST\n"
         "  3. go on without: `--sandbox sim` (simulated: no isolation, no Python inside)"
     )
 
