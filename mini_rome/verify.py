@@ -22,7 +22,7 @@ from mini_rome.types import Snapshot, Task, Verdict
 
 CHECK_S = 60.0  # a check on the host that takes longer is a verifier error
 MAX_REWARD_FILE = 64 << 10  # bytes
-FRESH = "fresh-container"
+FRESH, FRESH_NETWORK = "fresh-container", "fresh-container (network)"
 
 
 def verify_files(task: Task, state: Sandbox | Snapshot, check_s: float = CHECK_S) -> Verdict:
@@ -117,6 +117,24 @@ def read_reward(files: Mapping[str, bytes]) -> float:
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise VerifierError(f"{name} is malformed: {error}") from None
     return valid_reward(_of_mapping(value) if name == "reward.json" else value)
+
+
+def read_numbers(files: Mapping[str, bytes]) -> dict[str, float]:
+    """What reward.json holds besides the reward: finite numbers such as `passed` and `checks`. Never raises.
+
+    >>> read_numbers({"reward.json": b'{"reward": 0, "passed": 7, "checks": 8, "note": "x"}'})
+    {'passed': 7.0, 'checks': 8.0}
+    """
+    try:
+        found = json.loads(files.get("reward.json", b"{}")[:MAX_REWARD_FILE])
+    except (ValueError, RecursionError):
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {
+        key: float(value)
+        for key, value in pairs
+        if key != "reward" and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+    }
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

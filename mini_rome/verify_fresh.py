@@ -5,7 +5,9 @@ only then, as root, mode 0700, beside an empty /logs/verifier of the same kind; 
 executed but the candidate, which test.sh runs by "$AS_AGENT" as uid 1000. Defends against: replaced programs, planted
 rewards and tests, processes that live on. Does not defend against: a test.sh that runs the candidate as root.
 Tier C (`verify_in_place`): the agent's own box, for stock tasks that change /etc, packages or services. An agent that
-was root there can forge it: evaluation only, labelled, never for training. Not in the paper.
+was root there can forge it: evaluation only, labelled, never for training (`Trajectory.check_trainable`).
+A stock test.sh that installs its tools gets a network only where asked for (`network=True`), in this container alone,
+and the verdict says so. Not in the paper.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from mini_rome.errors import SandboxError, SnapshotRefused, VerifierError
 from mini_rome.harbor import TaskFolder
 from mini_rome.sandbox.base import DEFAULT_ENV, Limits
 from mini_rome.sandbox.docker import DockerSandbox
-from mini_rome.sandbox.hardening import AGENT
+from mini_rome.sandbox.hardening import AGENT, ROOT_CAPABILITIES
 from mini_rome.sandbox.tree import files_of_tar
 from mini_rome.types import IN_PLACE, Snapshot, Verdict
-from mini_rome.verify import FRESH, read_reward
+from mini_rome.verify import FRESH, FRESH_NETWORK, read_numbers, read_reward
 
 TESTS, LOGS = "/tests", "/logs/verifier"
 VERIFIER = replace(AGENT, name="verifier", private=(TESTS, LOGS))
+# What apt and pip need; the agent's box is closed by then and its processes are gone with it.
+NETWORK_VERIFIER = replace(VERIFIER, network="bridge", read_only=False, capabilities=ROOT_CAPABILITIES)
 OUTPUT_CAP = 1 << 20  # bytes of test.sh's output that are read; more is a verifier error
 FILE_S = 20.0  # to bring the tests in and the reward out
 AS_AGENT = b"""#!/usr/bin/python3 -IS
@@ -76,27 +80,31 @@ sys.exit(status if status >= 0 else 128 - status)
 """ % dict(DEFAULT_ENV)
 
 
-def verify_fresh(task: TaskFolder, snapshot: Snapshot, image: str, limits: Limits | None = None) -> Verdict:
+def verify_fresh(
+    task: TaskFolder, snapshot: Snapshot, image: str, limits: Limits | None = None, network: bool = False
+) -> Verdict:
     """Judge a snapshot in a fresh container of `image`, the one the agent's box was made from (an id is safest).
 
+    network: the container can reach the internet, for a stock test.sh that installs its tools.
     Never raises for what the agent or the verifier does; an image that is missing is a verifier error too.
     """
     limits = limits or task_limits(task)
+    profile, label = (NETWORK_VERIFIER, FRESH_NETWORK) if network else (VERIFIER, FRESH)
     try:
-        with DockerSandbox.start(image, limits, task.name, profile=VERIFIER) as box:
+        with DockerSandbox.start(image, limits, task.name, profile=profile) as box:
             box.restore(snapshot)
-            return Verdict(run_tests(box, task), verifier=FRESH)
+            return judge(box, task, label)
     except SnapshotRefused as error:
-        return Verdict(0.0, f"the work dir cannot be judged: {error}", FRESH)
+        return Verdict(0.0, f"the work dir cannot be judged: {error}", label)
     except SandboxError as error:
-        return Verdict(None, f"verifier_error: {error}", FRESH)
+        return Verdict(None, f"verifier_error: {error}", label)
 
 
 def verify_in_place(task: TaskFolder, box: DockerSandbox) -> Verdict:
     """Judge the agent's own box, as root, after a sweep. For evaluation only; the verdict says it is tamperable."""
     try:
         box.sweep()
-        return Verdict(run_tests(box, task), verifier=IN_PLACE)
+        return judge(box, task, IN_PLACE)
     except SandboxError as error:
         return Verdict(None, f"verifier_error: {error}", IN_PLACE)
 
@@ -107,8 +115,17 @@ def task_limits(task: TaskFolder) -> Limits:
                   verify_s=task.verifier_timeout_s)  # fmt: skip
 
 
-def run_tests(box: DockerSandbox, task: TaskFolder) -> float:
-    """Bring the tests in, run test.sh, read the reward. Raises VerifierError with what test.sh said last."""
+def judge(box: DockerSandbox, task: TaskFolder, label: str) -> Verdict:
+    """Run the tests in a box that holds the candidate. Raises VerifierError with what test.sh said last."""
+    written, code, said = run_tests(box, task)
+    try:
+        return Verdict(read_reward(written), verifier=label, numbers=read_numbers(written))
+    except VerifierError as error:
+        raise VerifierError(f"{error}; test.sh ended with status {code}: {_last(said)}") from None
+
+
+def run_tests(box: DockerSandbox, task: TaskFolder) -> tuple[dict[str, bytes], int, bytes]:
+    """Bring the tests in and run test.sh: (the files of /logs/verifier, exit code, output). Raises VerifierError."""
     _root_exec(box, ["rm", "-rf", f"{LOGS}/reward.txt", f"{LOGS}/reward.json"], FILE_S)
     unpack = ["tar", "-x", "-f", "-", "-C", "/", "--no-same-owner"]
     code, said = _root_exec(box, unpack, FILE_S, tests_tar(task.tests))
@@ -121,8 +138,8 @@ def run_tests(box: DockerSandbox, task: TaskFolder) -> float:
     if status != 0:
         raise VerifierError(f"{LOGS} could not be read: {_last(archive)}")
     try:
-        return read_reward(files_of_tar(archive, OUTPUT_CAP, 1000))
-    except (VerifierError, SnapshotRefused, tarfile.TarError) as error:
+        return files_of_tar(archive, OUTPUT_CAP, 1000), code, said
+    except (SnapshotRefused, tarfile.TarError) as error:
         raise VerifierError(f"{error}; test.sh ended with status {code}: {_last(said)}") from None
 
 

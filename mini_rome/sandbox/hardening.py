@@ -42,6 +42,7 @@ class Profile:
     capabilities: tuple[str, ...] = RUNNER_CAPABILITIES
     read_only: bool = True
     private: tuple[str, ...] = ()  # empty folders that only root can enter: for a verifier's tests and reward
+    network: str = "none"  # "bridge" for the verifier of a stock task alone, where --verifier-network asks for it
 
 
 AGENT = Profile()
@@ -70,7 +71,7 @@ def container_options(
         detach=False, healthcheck={"test": ["NONE"]}, stop_signal="SIGKILL",
     )
     host = dict(
-        network_mode="none", cap_drop=["ALL"], cap_add=list(profile.capabilities),
+        network_mode=profile.network, cap_drop=["ALL"], cap_add=list(profile.capabilities),
         security_opt=["no-new-privileges:true"], read_only=profile.read_only, privileged=False, ipc_mode="private",
         tmpfs={
             WORKDIR: f"rw,exec,nosuid,nodev,size={limits.disk_mb}m,nr_inodes={limits.inodes},mode=0755,{owner}",
@@ -82,8 +83,8 @@ def container_options(
         memswap_limit=f"{limits.memory_mb}m", nano_cpus=int(limits.cpus * 1e9), oom_score_adj=500,
         ulimits=[Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="core", soft=0, hard=0),
                  Ulimit(name="memlock", soft=65536, hard=65536)],
-        log_config=LogConfig(type="none"), auto_remove=True, dns=["127.0.0.1"], dns_search=["."], init=False,
-        runtime=runtime,
+        log_config=LogConfig(type="none"), auto_remove=True, init=False, runtime=runtime,
+        **({"dns": ["127.0.0.1"], "dns_search": ["."]} if profile.network == "none" else {}),
     )
     return container, host
 
@@ -91,7 +92,9 @@ def container_options(
 def judge(facts: str, limits: Limits, profile: Profile, runtime: str | None) -> None:
     """Compare what a process of the agent saw with what was asked for. Raises LimitNotEnforced naming a gap."""
     seen = dict(line.split(None, 1) for line in facts.splitlines() if len(line.split(None, 1)) == 2)
-    wanted = {"NoNewPrivs": "1", "Routes": "0", "ReadOnly": str(int(profile.read_only))}
+    wanted = {"NoNewPrivs": "1", "ReadOnly": str(int(profile.read_only))}
+    if profile.network == "none":
+        wanted["Routes"] = "0"
     if runtime is None:
         wanted["Seccomp"] = "2"
     if profile.uid != 0:
