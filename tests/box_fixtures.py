@@ -78,7 +78,8 @@ def case_summary(reports: list[pytest.TestReport]) -> list[str]:
                 counts[kind, backend_of(report)][1] += 1
     if not ids:
         return []
-    lines = ["", "sandbox cases: ids, and tests passed/run by backend", f"{'kind':<22}{'ids':>5}{'on sim':>8}" + _row(BACKENDS)]
+    lines = ["", "sandbox cases: ids, and tests passed/run by backend"]
+    lines.append(f"{'kind':<22}{'ids':>5}{'on sim':>8}" + _row(BACKENDS))
     for kind in [*(kind for kind in KINDS if kind in ids), "all"]:
         all_ids, sim_ids = (
             sum(len(found) for name, found in sets.items() if kind in (name, "all")) for sets in (ids, on_sim)
