@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from peft import PeftModel
 from rich.table import Table
 from transformers import PreTrainedModel, TrainerCallback, set_seed
@@ -27,6 +27,7 @@ from mini_rome.config import IPAConfig
 from mini_rome.data import expert_trajectories, make_tasks, record_experts
 from mini_rome.errors import ConfigError
 from mini_rome.evaluate import evaluate
+from mini_rome.events import event_line, event_rates
 from mini_rome.experts import Expert
 from mini_rome.figures import COLUMNS, learning_curve
 from mini_rome.masks import MaskPolicy, masked_share
@@ -36,6 +37,7 @@ from mini_rome.rollout import Rollout
 from mini_rome.runs import (
     CURVE_CSV,
     CURVE_PNG,
+    SAFETY_LOG,
     SUMMARY,
     checkpoint,
     claim,
@@ -47,6 +49,7 @@ from mini_rome.runs import (
 )
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
+from mini_rome.sandbox.safety import EventLog
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
 from mini_rome.trace import ChatFormat
 from mini_rome.trainer import IPATrainer, last_checkpoint
@@ -72,13 +75,13 @@ class RunArguments:
     sft_chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K that SFT shows."})
     train_tasks: int = field(default=32, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
     sft_tasks: int = field(default=1500, metadata={"help": "Expert trajectories for SFT."})
-    sft_steps: int = field(default=300, metadata={"help": "Optimiser steps of SFT."})
+    sft_steps: int = field(default=240, metadata={"help": "Optimiser steps of SFT."})
     sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
     sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
     mistake_rate: float = field(default=0.15, metadata={"help": "Share of expert chunks preceded by a failure."})
     extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
     eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
-    eval_every: int = field(default=5, metadata={"help": "Steps between evaluations for the curve; 0: none."})
+    eval_every: int = field(default=8, metadata={"help": "Steps between evaluations for the curve; 0: none."})
     curve_tasks: int = field(default=64, metadata={"help": "Held-out tasks of each evaluation for the curve."})
     naive: bool = field(default=False, metadata={"help": "Also train the naive arm: every start initial."})
     resume: str | None = field(default=None, metadata={"help": "Run folder to go on with after it was stopped."})
@@ -110,7 +113,8 @@ class Run:
         self.rows: list[dict[str, Any]] = []
         self.success: dict[str, dict[str, Any]] = {}
         self.weights: dict[str, str] = {}  # sha256 of each saved model
-        self.minutes = 0.0  # of earlier sessions of a resumed run
+        self.minutes = 0.0  # of earlier sessions of a resumed run, as is the next
+        self.episodes = 0
         self._check()
 
     def _check(self) -> None:
@@ -147,6 +151,7 @@ class Run:
             with self.pool.box():  # an image that is missing is said before anything is written
                 self._open_folder()
             undo.pop_all()
+        self.pool.event_log = EventLog(self.folder / SAFETY_LOG, self.folder.name)
         self.display.line(f"run: {self.folder}")
         if self.kind == "ipa":
             self._say_what_is_live()
@@ -181,7 +186,7 @@ class Run:
             state = json.loads((self.folder / STATE).read_text())
             self._check_same_options(state["options"])
             self.rows, self.success, self.weights = state["rows"], state["success"], state["weights"]
-            self.minutes = state["minutes"]
+            self.minutes, self.episodes = state["minutes"], state["episodes"]
 
     def _options(self) -> dict[str, Any]:
         """The run's options as JSON takes them: infinity is a word."""
@@ -233,7 +238,7 @@ class Run:
         elif not self.needs_sft:
             self.load_model("sft")
         else:
-            self.tokenizer = build_tokenizer()
+            self.tokenizer = build_tokenizer(self.arguments.families)
             self._use(build_model(self.tokenizer, self.args.seed))
 
     def load_model(self, name: str) -> None:
@@ -260,7 +265,7 @@ class Run:
                 self.tokenizer.save_pretrained(self.folder / name)
             self.weights[name] = weights_hash(model)
             self.display.line(f"weights ({name}): sha256 {self.weights[name]}")
-            self._save_state()
+        self._save_state()
         self.ranks.wait_for_everyone()
 
     # Stages
@@ -340,13 +345,19 @@ class Run:
         self.rows = [r for r in self.rows if [r[c] for c in COLUMNS[:5]] != [row[c] for c in COLUMNS[:5]]] + [row]
 
     def _save_state(self) -> None:
+        episodes = self._episodes()
         if self.ranks.is_main_process:
             minutes = self.minutes + (time.monotonic() - self.begun) / 60
             state = {"rows": self.rows, "success": self.success, "weights": self.weights, "minutes": minutes}
-            write_json(self.folder / STATE, {**state, "options": self._options()})
+            write_json(self.folder / STATE, {**state, "episodes": episodes, "options": self._options()})
+
+    def _episodes(self) -> int:
+        """Boxes taken so far, on all ranks and in all sessions of this run."""
+        return self.episodes + sum(gather_object([self.pool.taken]))
 
     def report(self) -> None:
         """summary.json, curve.csv, curve.png and the table."""
+        safety = event_rates(self.folder / SAFETY_LOG, self._episodes())
         if not self.ranks.is_main_process:
             return
         minutes = self.minutes + (time.monotonic() - self.begun) / 60
@@ -359,6 +370,7 @@ class Run:
             "minutes": round(minutes, 2),
             "seconds": self.display.seconds,
             "infra": dict(self.rollout.infra),
+            "safety": safety,
             "pi_old_source": self.args.pi_old_source,
             "weights": self.weights,
             "options": self._options(),
@@ -367,6 +379,7 @@ class Run:
         self.rows.sort(key=lambda row: (row["variant"], row["step"], row["metric"]))
         write_csv(self.folder / CURVE_CSV, self.rows, COLUMNS)
         self.display.console.print(self._table(minutes))
+        self.display.line(event_line(safety))
         if any(row["metric"] == "test_success" for row in self.rows):
             learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
             self.display.line(f"figure: {self.folder / CURVE_PNG}")

@@ -29,6 +29,7 @@ from mini_rome import __version__
 from mini_rome.errors import ConfigError, MiniRomeError
 
 RUN, SUMMARY, CURVE_CSV, CURVE_PNG = "run.json", "summary.json", "curve.csv", "curve.png"
+SAFETY_LOG = "safety.jsonl"  # one line per event; no file, no event
 MODEL = "model"
 PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "datasets"),

@@ -53,7 +53,7 @@ def main() -> None:
 
         if arguments.naive:
             run.load_model("sft")
-            run.train_ipa("naive", experts, lora_config(model_args), resampling="none", il_when="never")
+            run.train_ipa("naive", experts, lora_config(model_args), resampling="none")
             run.evaluate("naive", long_test)
         run.report()
 
