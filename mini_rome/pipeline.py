@@ -6,6 +6,7 @@ A `Run` owns what the stages share (folder, boxes, sampler, numbers so far) and 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
 import sys
@@ -29,6 +30,7 @@ from mini_rome.errors import ConfigError
 from mini_rome.evaluate import evaluate
 from mini_rome.events import event_line, event_rates
 from mini_rome.experts import Expert
+from mini_rome.families import get_family
 from mini_rome.figures import COLUMNS, learning_curve
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
@@ -94,6 +96,9 @@ class RunArguments:
         for name in ("extra_turns", "eval_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be 0 or more")
+        for name in ("families", "chunks", "sft_chunks"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name} []: at least one is needed")
         if not 0 <= self.mistake_rate < 1:
             raise ConfigError(f"--mistake_rate {self.mistake_rate}: must lie in [0, 1)")
         if self.sampler != "transformers":
@@ -126,11 +131,11 @@ class Run:
                 f"--train_tasks {tasks} times --num_generations {rollouts} does not fit the "
                 f"{batch} rollouts of a step (batch size x accumulation x processes)."
             )
-        for split in ("train", "test"):
-            make_tasks(self.arguments.families, [*self.arguments.chunks, *self.arguments.sft_chunks], 1, split)
-        for family in self.arguments.families:
-            for horizon in (*self.arguments.chunks, *self.arguments.sft_chunks):
-                make_tasks([family], [horizon], 1, "train")
+        for option in ("chunks", "sft_chunks"):
+            for horizon, family in itertools.product(getattr(self.arguments, option), self.arguments.families):
+                last = get_family(family).max_chunks
+                if not 1 <= horizon <= last:
+                    raise ConfigError(f"--{option} {horizon}: family {family!r} has horizons 1 to {last}")
         if self.args.resume_from_checkpoint is not None:
             raise ConfigError(
                 f"--resume_from_checkpoint {self.args.resume_from_checkpoint}: a run goes on as a whole, "

@@ -70,9 +70,9 @@ BAD = [
         ["(12)", "num_generations (8)", "--per_device"],
     ),
     ("tasks that fit no batch", "--train_tasks 7", ["--train_tasks 7", "--num_generations 2", "64"]),
-    ("a horizon of nothing", "--chunks 0", ["chunks=0", "1 to 16"]),
-    ("a horizon beyond the dial", "--chunks 8 17", ["chunks=17", "1 to 16"]),
-    ("a horizon of SFT beyond the dial", "--sft_chunks 99", ["chunks=99", "1 to 16"]),
+    ("a horizon of nothing", "--chunks 0", ["--chunks 0", "1 to 16"]),
+    ("a horizon beyond the dial", "--chunks 8 17", ["--chunks 17", "1 to 16"]),
+    ("a horizon of SFT beyond the dial", "--sft_chunks 99", ["--sft_chunks 99", "1 to 16"]),
     ("a family", "--families notes chess", ["'chess'", "notes, tickets"]),
     ("no task", "--train_tasks 0", ["--train_tasks 0", "at least 1"]),
     ("a rate", "--mistake_rate 1.0", ["--mistake_rate 1.0", "[0, 1)"]),
@@ -115,12 +115,13 @@ def check_message(told: str, named: list[str]) -> None:
         ("nonsense: 3\n", ["nonsense"]),
         ("max_steps: 3\nlearning_rat: 1\n", ["learning_rat"]),
         ("top_p: 0.9\n", ["--top_p 0.9"]),
-        ("chunks: [99]\n", ["chunks=99"]),
+        ("chunks: [99]\n", ["--chunks 99"]),
+        ("chunks: []\n", ["--chunks []"]),
         ("max_steps: [\n", ["--config", "YAML"]),
         ("- a\n- b\n", ["my.yaml", "mapping"]),
         ("", ["my.yaml", "mapping"]),
     ],
-    ids=["unknown key", "misspelt key", "value refused", "horizon", "no YAML", "a list", "empty"],
+    ids=["unknown key", "misspelt key", "value refused", "horizon", "no horizon", "no YAML", "a list", "empty"],
 )
 def test_a_bad_configuration_file_is_an_error(
     text: str, named: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
