@@ -1,16 +1,19 @@
 """Speed of the docker backend against docker-py's exec_run and the `docker exec` command, in one run, as ratios.
 
-    make bench-sandbox                     # about two minutes on 2 cores
+    make bench-sandbox                     # about five minutes on 2 cores
     make bench-sandbox ARGS="--quick"      # a few samples of each, to see that it runs
 
-Prints a table of claims (an inequality each) and writes recipes/results/bench_sandbox.json. The rivals run in a box
-of the same image with the same flags; their turns alternate with ours, so that a busy machine slows both.
+Prints a table of claims (an inequality each, held or missed) and writes recipes/results/bench_sandbox.json. The
+rivals run in a box of the same image with the same flags; their turns alternate with ours, so that a busy machine
+slows both.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import os
 import secrets
 import statistics
 import subprocess
@@ -18,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +38,7 @@ from mini_rome.sandbox.hardening import container_options
 
 RESULTS = Path(__file__).resolve().parents[1] / "recipes" / "results" / "bench_sandbox.json"
 COMMAND = "echo x"
+TURNS = 4  # of each way, alternating, so that a machine that gets busy slows all of them
 RUN = f"bench-{secrets.token_hex(4)}"
 
 
@@ -48,8 +53,8 @@ class Claim:
     at_least: bool = False
 
     @property
-    def holds(self) -> bool:
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
+    def verdict(self) -> str:
+        return "holds" if (self.value >= self.bound if self.at_least else self.value <= self.bound) else "missed"
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -124,26 +129,31 @@ def throughput(calls: list[Callable[[], object]], duration: float) -> float:
             calls[index]()
             counts[index] += 1
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(calls))]
     start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    time.sleep(duration)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(calls)) as workers:
+        done = [workers.submit(work, index) for index in range(len(calls))]
+        time.sleep(duration)
+        stop.set()
+        for future in done:
+            future.result()
     return sum(counts) / (time.perf_counter() - start)
 
 
 def many_boxes(host: Engine, boxes: int, duration: float) -> tuple[list[Claim], dict[str, float]]:
-    """Commands a second at many boxes, each in a thread."""
+    """Commands a second at many boxes, each in a thread; the three ways in turn, each median over its turns."""
     with ExitStack() as stack:
         ours = [stack.enter_context(make("docker")) for _ in range(boxes)]
-        rates = {"box": throughput([lambda box=box: box.exec(COMMAND) for box in ours], duration)}  # type: ignore[misc]
-    with ExitStack() as stack:
         theirs = [stack.enter_context(rival(host)) for _ in range(boxes)]
-        rates["docker-py"] = throughput([by_sdk(container) for container in theirs], duration)
-        rates["docker exec"] = throughput([by_command_line(container) for container in theirs], duration)
+        ways: dict[str, list[Callable[[], object]]] = {
+            "box": [functools.partial(box.exec, COMMAND) for box in ours],
+            "docker-py": [by_sdk(container) for container in theirs],
+            "docker exec": [by_command_line(container) for container in theirs],
+        }
+        turns: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(TURNS):
+            for name, calls in ways.items():
+                turns[name].append(throughput(calls, duration / TURNS))
+    rates = {name: p50(values) for name, values in turns.items()}
     claims = [
         Claim(f"{boxes} boxes, commands a second against {name}", rates["box"] / rates[name], 10, "x", at_least=True)
         for name in ("docker-py", "docker exec")
@@ -216,29 +226,41 @@ def _pss(pid: int | str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
+def all_at_once(start: Callable[[], Any], count: int) -> tuple[float, list[Any]]:
+    """(seconds until the last of `count` starts in as many threads is through, what they gave)."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(count) as workers:
+        given = list(workers.map(lambda _: start(), range(count)))
+    return time.perf_counter() - began, given
+
+
+def bare_start(host: Engine) -> str:
+    made = create(host)
+    host.client.api.start(made)
+    return made
+
+
 def crowd(host: Engine, boxes: int) -> tuple[list[Claim], dict[str, float]]:
-    """Many boxes started at once, each ready for its first command; host memory of each."""
-    opened: list[Sandbox] = []
+    """Many boxes started at once, each ready for its first command; host memory of each.
 
-    def open_all() -> None:
-        threads = [threading.Thread(target=lambda: opened.append(make("docker"))) for _ in range(boxes)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    took = seconds(open_all)
-    try:
-        if len(opened) != boxes:
-            raise SystemExit(f"only {len(opened)} of {boxes} boxes started")
-        used = [memory_mb(host, box) for box in opened if isinstance(box, DockerSandbox)]
-    finally:
-        for box in opened:
-            box.close()
+    As many bare containers with the same flags are started the same way before and after: the engine's own share.
+    """
+    bare = []
+    for turn in range(3):
+        if turn == 1:
+            took, opened = all_at_once(lambda: make("docker"), boxes)
+            used = [memory_mb(host, box) for box in opened if isinstance(box, DockerSandbox)]
+            with ThreadPoolExecutor(8) as workers:
+                list(workers.map(lambda box: box.close(), opened))
+        else:
+            seconds_taken, made = all_at_once(lambda: bare_start(host), boxes)
+            bare.append(seconds_taken)
+            with ThreadPoolExecutor(8) as workers:
+                list(workers.map(host.remove, made))
     return [
         Claim(f"{boxes} boxes started and checked", took, 5, "s"),
         Claim("host memory of a box, mean", statistics.mean(used), 25, "MB"),
-    ], {}
+    ], {f"{boxes} bare create + start at once, s": statistics.mean(bare)}
 
 
 def main() -> int:
@@ -248,7 +270,7 @@ def main() -> int:
     options = parser.parse_args()
     host = engine()
     samples, duration = (5, 1.0) if options.quick else (60, 8.0)
-    began = time.perf_counter()
+    began, load = time.perf_counter(), os.getloadavg()[0]
     parts = [
         one_box(host, samples), many_boxes(host, options.boxes, duration), starts(host, max(5, samples // 4)),
         warm(max(5, samples // 2)), crowd(host, 2 * options.boxes),
@@ -256,20 +278,29 @@ def main() -> int:
     claims = list(itertools.chain.from_iterable(part[0] for part in parts))
     figures = {name: value for part in parts for name, value in part[1].items()}
     show(claims, figures)
+    print(f"{host.line}; {os.cpu_count()} processors; load {load:.1f} at first, {os.getloadavg()[0]:.1f} at last")
     if not options.quick:
-        record = provenance("docker", "none", 0) | {"engine": host.line, "seconds": time.perf_counter() - began}
-        write_json(RESULTS, record | {"claims": [asdict(c) | {"holds": c.holds} for c in claims], "figures": figures})
-    return 0 if all(claim.holds for claim in claims) else 1
+        record = provenance("docker", "none", 0) | {"engine": host.line, "processor": processor()}
+        record |= {"load_at_start": load, "load_at_end": os.getloadavg()[0], "seconds": time.perf_counter() - began}
+        rows = [asdict(claim) | {"verdict": claim.verdict} for claim in claims]
+        write_json(RESULTS, record | {"claims": rows, "figures": figures})
+    return 0 if all(claim.verdict == "holds" for claim in claims) else 1
+
+
+def processor() -> str:
+    """The model of the processor, as the kernel names it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def show(claims: list[Claim], figures: dict[str, float]) -> None:
     """Print both tables."""
     console = Console()
-    table = Table("claim", "measured", "bound", "holds", title="docker backend", box=None)
+    table = Table("claim", "measured", "limit", "verdict", title="docker backend", box=None)
     for claim in claims:
         sign = ">=" if claim.at_least else "<="
         bound = f"{sign} {claim.bound:g} {claim.unit}"
-        table.add_row(claim.name, f"{claim.value:.3g} {claim.unit}", bound, "yes" if claim.holds else "NO")
+        table.add_row(claim.name, f"{claim.value:.3g} {claim.unit}", bound, claim.verdict)
     console.print(table)
     plain = Table("figure", "value", box=None)
     for name, value in figures.items():

@@ -35,7 +35,7 @@ MAX_ENV = 64 << 10  # characters of exported variables carried from step to step
 MAX_COMMAND = 4 << 20  # bytes; a longer command is refused, never cut
 DEFAULT_ENV: Mapping[str, str] = {
     "HOME": HOME,
-    "LANG": "C.UTF-8",
+    "LC_CTYPE": "C.UTF-8",  # not LANG: only one of a locale's twelve files differs from C: every program reads all
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "SHELL": "/bin/bash",
     "TERM": "dumb",

@@ -127,6 +127,8 @@ class Runner:
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
             waiting.abandon()
+        elif alone():
+            return 0
         left = strays(spare)
         killed = len(left) - (waiting is not None and waiting.pid in left)
         deadline = time.monotonic() + 5.0
@@ -160,7 +162,7 @@ class Runner:
             shell.begin(script, stdin)
         job = Job(self.wake, self.reap, nonce, shell, int(cap), spare)
         status, code = job.watch(time.monotonic() + float(seconds))
-        left = [command_line(pid) for pid in strays(spare) - {shell.pid}]
+        left = [] if alone() else [command_line(pid) for pid in strays(spare) - {shell.pid}]
         killed = 0
         if keep and status == b"ok":
             job.drain(limit=job.cap)

@@ -162,17 +162,18 @@ class Counters:
         self.memory = open_first(cgroup + "memory/memory.oom_control", cgroup + "memory.events")
         self.pids = open_first(cgroup + "pids/pids.events", cgroup + "pids.events")
         self.cpu = open_first(cgroup + "cpuacct/cpuacct.usage", cgroup + "cpu.stat")
+        names = read_again(self.ip).partition(b"\n")[0].split()
+        self.no_route = names.index(b"OutNoRoutes") if b"OutNoRoutes" in names else -1
         self.last = self.read()
 
     def read(self) -> dict[str, int]:
         """All of them now."""
-        lines = [line.split() for line in read_again(self.ip).splitlines() if line.startswith(b"Ip:")]
-        ip = dict(zip(lines[0], lines[1], strict=True)) if len(lines) == 2 else {}
+        ip = read_again(self.ip).split(b"\n", 2)[1].split() if self.no_route >= 0 else []
         cpu = read_again(self.cpu).strip()
         return {
             "oom": number_after(b"oom_kill", read_again(self.memory)),
             "pids": number_after(b"max", read_again(self.pids)),
-            "no_route": int(ip.get(b"OutNoRoutes", 0)) + number_after(b"Ip6OutNoRoutes", read_again(self.ip6)),
+            "no_route": int(ip[self.no_route] if ip else 0) + number_after(b"Ip6OutNoRoutes", read_again(self.ip6)),
             "cpu_ns": int(cpu) if cpu.isdigit() else 1000 * number_after(b"usage_usec", cpu),
         }
 
@@ -201,12 +202,13 @@ def read_again(end: int) -> bytes:
 
 
 def number_after(name: bytes, text: bytes) -> int:
-    """The number beside `name`, 0 where it is not there."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name:
-            return int(words[1])
-    return 0
+    """The number beside `name`, at the start of a line; 0 where it is not there.
+
+    >>> number_after(b"oom_kill", b"oom_kill_disable 0\\noom_kill 3\\n"), number_after(b"max", b"")
+    (3, 0)
+    """
+    rest = (b"\n" + text).partition(b"\n" + name + b" ")[2].split(None, 1)
+    return int(rest[0]) if rest else 0
 
 
 def leftovers() -> int:
