@@ -71,7 +71,7 @@ class Runner:
             if self.waiting is None:
                 self.waiting = self.fresh()
             self.idle()
-            header = read_exactly(0, 13)
+            header = bytes(read_exactly(0, 13))
             nonce, payload = header[4:12], read_exactly(0, int.from_bytes(header[:4], "big"))
             try:
                 handlers[header[12:]](nonce, *unpack(payload))

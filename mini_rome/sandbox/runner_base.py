@@ -22,16 +22,16 @@ def pack(*fields: bytes) -> bytes:
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
-def unpack(payload: bytes) -> list[bytes]:
+def unpack(payload: bytes | bytearray) -> list[bytes]:
     """One payload -> list of byte strings.
 
     >>> unpack(pack(b"a", b"", b"xyz"))
     [b'a', b'', b'xyz']
     """
-    fields, at = [], 0
+    fields, at, view = [], 0, memoryview(payload)
     while at < len(payload):
-        end = at + 4 + int.from_bytes(payload[at : at + 4], "big")
-        fields.append(payload[at + 4 : end])
+        end = at + 4 + int.from_bytes(view[at : at + 4], "big")
+        fields.append(bytes(view[at + 4 : end]))
         at = end
     return fields
 
@@ -41,15 +41,16 @@ def frame(nonce: bytes, kind: bytes, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(4, "big") + nonce + kind + payload
 
 
-def read_exactly(end: int, size: int) -> bytes:
+def read_exactly(end: int, size: int) -> bytearray:
     """`size` bytes; the end of stdin is the end of the box."""
-    data = bytearray()
-    while len(data) < size:
-        part = os.read(end, min(CHUNK, size - len(data)))
-        if not part:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        got = os.readv(end, [view])
+        if got == 0:
             os._exit(0)
-        data += part
-    return bytes(data)
+        view = view[got:]
+    return data
 
 
 def read_some(end: int, size: int = CHUNK) -> bytes | None:

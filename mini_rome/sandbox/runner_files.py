@@ -98,7 +98,9 @@ def walk(top: bytes, max_bytes: int, max_files: int, write: Callable[[bytes], No
         if kind == b"d":
             pending += [name if relative == b"." else relative + b"/" + name for name in names(path, info.st_mode)]
         numbers = (b"%d" % (info.st_mode & 0o7777), b"%d" % max(0, int(info.st_mtime)))
-        write(pack(pack(relative, kind, *numbers, target, data)))
+        head = pack(relative, kind, *numbers, target) + len(data).to_bytes(4, "big")
+        write((len(head) + len(data)).to_bytes(4, "big") + head)
+        write(data)
 
 
 def contents(path: bytes, mode: int, size: int, room: int) -> bytes:
@@ -110,11 +112,11 @@ def contents(path: bytes, mode: int, size: int, room: int) -> bytes:
     end = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not mode & 0o400:
         os.fchmod(end, mode & 0o7777)
-    data = bytearray()
-    while len(data) <= room and (chunk := os.read(end, CHUNK)):
-        data += chunk
+    data = os.read(end, size)
+    while len(data) <= room and (more := os.read(end, CHUNK)):  # it grew meanwhile
+        data += more
     os.close(end)
-    return bytes(data)
+    return data
 
 
 def names(path: bytes, mode: int) -> list[bytes]:

@@ -186,7 +186,7 @@ class SimSandbox(Sandbox):
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         return (
             f"cd {shlex.quote(self.cwd)} 2>/dev/null || {{ printf lost >&2; cd {WORKDIR}; }}\n"
-            f"export {exports}\nexec 3>&2\n{wrappers}"
+            f"unset LANG\nexport {exports}\nexec 3>&2\n{wrappers}"  # LANG is shellsim's own, see DEFAULT_ENV
             "trap '[ $BASH_SUBSHELL = 0 ] && { printf \"\\0\"; pwd; printenv; } >&3' EXIT\n"
             f"eval {shlex.quote(text)} 2>&1\nexit $?\n"
         )

@@ -95,9 +95,8 @@ class Wire:
             if len(self._stream) >= _HEADER:
                 size = _HEADER + int.from_bytes(self._stream[:4], "big")
                 if len(self._stream) >= size:
-                    found = Frame(
-                        bytes(self._stream[4:12]), bytes(self._stream[12:13]), bytes(self._stream[_HEADER:size])
-                    )
+                    with memoryview(self._stream) as view:
+                        found = Frame(bytes(view[4:12]), bytes(view[12:13]), bytes(view[_HEADER:size]))
                     del self._stream[:size]
                     return found
             self._receive_some(deadline)
