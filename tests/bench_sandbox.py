@@ -34,7 +34,7 @@ from mini_rome.runs import provenance, write_json
 from mini_rome.sandbox import Limits, Pool, Sandbox, images, initial_snapshot, make, reaper
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.engine import Engine, engine
-from mini_rome.sandbox.hardening import container_options
+from mini_rome.sandbox.hardening import AGENT, container_options
 
 RESULTS = Path(__file__).resolve().parents[1] / "recipes" / "results" / "bench_sandbox.json"
 COMMAND = "echo x"
@@ -70,18 +70,22 @@ def p50(values: list[float]) -> float:
 def create(host: Engine) -> str:
     """A container with the flags of a box, made by the SDK alone; its id."""
     labels = reaper.labels(RUN, "bench", 600)
-    options, config = container_options(images.DEFAULT_IMAGE, f"{RUN}-{secrets.token_hex(4)}", labels, Limits())
+    options, config = flags(host, labels)
     api = host.client.api
     return api.create_container(**options, host_config=api.create_host_config(**config))["Id"]
+
+
+def flags(host: Engine, labels: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The flags of a box."""
+    image, name = images.DEFAULT_IMAGE, f"{RUN}-{secrets.token_hex(4)}"
+    return container_options(image, name, labels, Limits(), AGENT, host.runtime, host.own_hosts(image))
 
 
 @contextmanager
 def rival(host: Engine) -> Iterator[Any]:
     """A running container with the flags of a box, for exec by the SDK and the command line."""
     api = host.client.api
-    options, config = container_options(
-        images.DEFAULT_IMAGE, f"{RUN}-{secrets.token_hex(4)}", reaper.labels(RUN, "bench", 600), Limits()
-    )
+    options, config = flags(host, reaper.labels(RUN, "bench", 600))
     options |= {"entrypoint": ["/usr/bin/sleep", "600"]}
     made = api.create_container(**options, host_config=api.create_host_config(**config))["Id"]
     try:

@@ -14,7 +14,8 @@ import docker
 import pytest
 from boxes import usable, within
 
-from mini_rome.sandbox import Sandbox
+from mini_rome.sandbox import Sandbox, make, run_id
+from mini_rome.sandbox.engine import OWN_HOSTS
 from mini_rome.sandbox.reaper import RUN
 from mini_rome.sandbox.safety import EventLog, Recorder, read_rows
 from mini_rome.types import SafetyEvent, StepResult
@@ -187,3 +188,29 @@ def test_case_N06_events_of_the_simulated_box_are_logged_too(tmp_path: Path) -> 
     (row,) = read_rows(log.path)
     assert (row["kind"], row["source"], row["step"]) == ("egress", "command", 1)
     assert before <= float(row["time"]) <= time.time()
+
+
+@pytest.fixture
+def image_with_hosts(tmp_path: Path) -> Iterator[str]:
+    """The tools image with an /etc/hosts of its own, labelled so."""
+    client = docker.from_env()
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
+    lines = ["FROM mini-rome/tools:latest", "COPY hosts /etc/hosts", f"LABEL {OWN_HOSTS}=own"]
+    (tmp_path / "Dockerfile").write_text("\n".join(lines) + "\n")
+    tag = f"mini-rome/test-hosts:{run_id()}"
+    image, _ = client.images.build(path=str(tmp_path), tag=tag, rm=True, forcerm=True, labels={RUN: run_id()})
+    yield tag
+    client.images.remove(image.id, force=True)
+    client.close()
+
+
+@pytest.mark.docker
+def test_case_N01_a_box_without_any_network_of_the_engine_has_its_loopback_and_no_more(image_with_hosts: str) -> None:
+    with make("docker", image=image_with_hosts) as box:
+        assert box.exec("tail -n +3 /proc/net/dev | cut -d: -f1").output.strip() == "lo"
+        serve = "python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 &"
+        fetch = "for i in 1 2 3 4 5; do curl -so /dev/null http://localhost:8123/ && echo up && break; sleep .5; done"
+        assert "up" in box.exec(f"{serve}\n{fetch}", timeout=15).output
+        for command in (DESTINATIONS["a public address"], DESTINATIONS["a public name"], DESTINATIONS["IPv6"]):
+            result = box.exec(command, timeout=10)
+            assert result.exit_code != 0 and len(of_kind(result, "egress")) == 1

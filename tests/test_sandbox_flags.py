@@ -139,6 +139,7 @@ def box_with(
 
     def weakened(*arguments: Any, **named: Any) -> tuple[Options, Options]:
         container, host = hardening.container_options(*arguments, **named)
+        container["network_disabled"] = False  # what it takes away is not there to be weakened
         weaken(container, host)
         return container, host
 

@@ -21,8 +21,9 @@ def create(
     labels = reaper.labels(run, task_name, limits.ttl_s)
     for attempt in range(5):
         name = f"mini-rome-{run}-{secrets.token_hex(6)}"
-        container, config = container_options(image, name, labels, limits, profile, host.runtime)
         try:
+            own_hosts = host.own_hosts(image)
+            container, config = container_options(image, name, labels, limits, profile, host.runtime, own_hosts)
             made = host.client.api.create_container(
                 **container, host_config=host.client.api.create_host_config(**config)
             )

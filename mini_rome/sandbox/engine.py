@@ -18,6 +18,7 @@ CONNECT_S = 3.0  # to answer at all
 CALL_S = 30.0  # for one call of the API
 PROBE_S = 0.7  # to say whether a box still runs, within a step's grace
 GONE_S = 5.0  # for a removed container to be gone
+OWN_HOSTS = "mini-rome.hosts"  # label of an image, and so of those made from it
 POOL = 128  # HTTP connections: every box holds one
 NETWORK_ERRORS = (requests.exceptions.RequestException, DockerException, OSError)
 
@@ -45,6 +46,7 @@ class Engine:
         info = self.client.info()
         self.version = str(info.get("ServerVersion", "?"))
         self.runtime = "runsc" if "runsc" in info.get("Runtimes", {}) else None
+        self._own_hosts: dict[str, bool] = {}
         self.quota = info.get("Driver") in ("btrfs", "zfs", "windowsfilter") or _has_project_quota(info)
 
     @property
@@ -59,6 +61,13 @@ class Engine:
             return images.ensure(self.client, image)
         except (requests.exceptions.RequestException, DockerException) as error:
             raise unavailable(self.host, error) from None
+
+    def own_hosts(self, image: str) -> bool:
+        """Whether the image brings its own /etc/hosts, as its label says; asked once. Raises ImageNotFound."""
+        if image not in self._own_hosts:
+            found = self.client.api.inspect_image(image)["Config"]["Labels"] or {}
+            self._own_hosts[image] = found.get(OWN_HOSTS) == "own"
+        return self._own_hosts[image]
 
     def state(self, container: str) -> State:
         """What became of a container, within PROBE_S or so."""

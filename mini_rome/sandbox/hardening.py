@@ -52,10 +52,12 @@ PROFILES = {profile.name: profile for profile in (AGENT, ROOT_TASK)}
 
 def container_options(
     image: str, name: str, labels: Mapping[str, str], limits: Limits, profile: Profile = AGENT,
-    runtime: str | None = None,
+    runtime: str | None = None, own_hosts: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(arguments of create_container, arguments of create_host_config) with every default of the hardening.
 
+    With `own_hosts` the image brings /etc/hosts. The engine then makes no network at all, not even an empty one that
+    holds that file: the box has the loopback that the runtime gives it, and starts in less than half the time.
     Raises LimitNotEnforced when the tmpfs mounts could outgrow the memory limit.
     """
     tmpfs_mb = limits.disk_mb + TMP_MB + HOME_MB + SHM_MB
@@ -69,6 +71,7 @@ def container_options(
         image=image, name=name, labels=dict(labels), entrypoint=["/usr/bin/python3", "-I", "-S", "-c", BOOT],
         command=[], user="0:0", working_dir="/", hostname=HOSTNAME, environment={}, stdin_open=True, tty=False,
         detach=False, healthcheck={"test": ["NONE"]}, stop_signal="SIGKILL",
+        network_disabled=own_hosts and profile.network == "none",
     )
     host = dict(
         network_mode=profile.network, cap_drop=["ALL"], cap_add=list(profile.capabilities),
