@@ -48,14 +48,14 @@ class Agent:
 
     def execute(self, completion: Completion) -> None:
         """Run a response in the environment and record the turn."""
-        text, response = self.chat.parse(completion.ids)
+        text, response = self.chat.parse(completion.ids, self.env.task)
         observation, reward, terminated, truncated, info = self.env.step(response)
         result = info["result"]
         turn = Turn(
             ids=completion.ids,
             logprobs=completion.logprobs,
             text=text,
-            commands=[call.command for call in response.calls if call.tool == "bash"],
+            commands=[call.text for call in response.calls if call.tool != "submit"],
             observation=observation,
             observation_ids=self.chat.observation(observation, stopped=completion.ids[-1] == self.chat.stop_id),
             policy_version=completion.version,

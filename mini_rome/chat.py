@@ -64,7 +64,7 @@ class Session:
         """Write the next chunk: one command, or `submit` for None."""
         self._keep()
         form = self.agent.chat
-        ids = submission(form) if command is None else form.response(command)
+        ids = submission(form) if command is None else form.response(command, task=self.agent.trajectory.task)
         self.agent.execute(Completion(ids, [0.0] * len(ids), self.sampler.version))
         self.turns[-1].source = "expert"
         return self.turns[-1]

@@ -50,7 +50,7 @@ def expert_trajectories(
     trajectories = []
     for index, task in enumerate(tasks):
         commands = with_mistakes(task, mistake_rate, random.Random(f"{seed}/{index}"))
-        trajectory = play(chat, task, pool, script(chat, commands)).trajectory
+        trajectory = play(chat, task, pool, script(chat, commands, task)).trajectory
         if trajectory.reward != 1.0:
             raise VerifierError(f"expert of {task.name}: reward {trajectory.reward} ({trajectory.reason})")
         trajectories.append(trajectory)

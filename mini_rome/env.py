@@ -13,6 +13,7 @@ from mini_rome.errors import ConfigError, SandboxError
 from mini_rome.families import get_family
 from mini_rome.sandbox import Pool, Sandbox
 from mini_rome.sandbox.base import initial_snapshot
+from mini_rome.tools import run_tool
 from mini_rome.trace import Call, Response, parse_response, shown
 from mini_rome.types import Snapshot, StepResult, Task, Verdict
 from mini_rome.verify import verify_files
@@ -80,7 +81,7 @@ class Env:
         """
         if self._over:
             raise ConfigError("step() after the episode ended: call reset() first")
-        response = parse_response(action) if isinstance(action, str) else action
+        response = parse_response(action, self.task) if isinstance(action, str) else action
         self._turns += 1
         self._malformed = self._malformed + 1 if response.problem else 0
         results, submitted = [], False
@@ -88,7 +89,7 @@ class Env:
             if call.tool == "submit":
                 submitted = True
                 break
-            results.append(self.box.exec(call.command))
+            results.append(self._execute(call))
             if results[-1].infra:
                 break
         result = combine(results)
@@ -105,6 +106,11 @@ class Env:
         self._over = True
         info["verdict"] = self._verify()
         return observation, info["verdict"].reward, submitted, truncated, info
+
+    def _execute(self, call: Call) -> StepResult:
+        if call.tool == "bash" and self.task.offers_bash:
+            return self.box.exec(call.command)
+        return run_tool(self.task, self.box, call.tool, call.command)
 
     def give_up(self) -> Verdict:
         """End the episode from outside (a budget ran out) and judge what is there."""
@@ -148,10 +154,10 @@ def make(family: str, chunks: int = 2, seed: int = 0, backend: str = "auto", max
     return OwnedEnv(get_family(family).make(seed, chunks), Pool(backend=backend, size=1), max_turns)
 
 
-class ToolEnv:
+class TRLEnv:
     """The same environment in the shape of TRL's `environment_factory`: public methods are the model's tools.
 
-    `ToolEnv` is a class that TRL makes one object of per rollout; the dataset's columns `family`, `chunks` and `seed`
+    Subclasses give the tools. TRL makes one object per rollout; the dataset's columns `family`, `chunks` and `seed`
     reach `reset`. Use it with TRL's own tool loop; IPA uses `rollout.py`, which records token ids.
     """
 
@@ -165,6 +171,23 @@ class ToolEnv:
             self._env.close()
         self._env, self._reward = make(family, chunks, seed, backend), 0.0
         return self._env.reset()[0]
+
+    def get_reward(self) -> float | None:
+        """The verifier's reward; 0.0 when the episode was never finished, None when the infrastructure failed."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+        return self._reward
+
+    def _step(self, *calls: Call) -> str:
+        if self._env is None:
+            raise ConfigError("a tool was called before reset()")
+        observation, self._reward, _, _, _ = self._env.step(Response(calls))
+        return observation
+
+
+class ToolEnv(TRLEnv):
+    """The shell families: bash and submit."""
 
     def bash(self, command: str) -> str:
         """Run a shell command in the sandbox.
@@ -187,16 +210,3 @@ class ToolEnv:
             What the last command printed.
         """
         return self._step(*([Call("bash", command)] if command else []), Call("submit"))
-
-    def get_reward(self) -> float | None:
-        """The verifier's reward; 0.0 when the episode was never finished, None when the infrastructure failed."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
-        return self._reward
-
-    def _step(self, *calls: Call) -> str:
-        if self._env is None:
-            raise ConfigError("a tool was called before reset()")
-        observation, self._reward, _, _, _ = self._env.step(Response(calls))
-        return observation

@@ -55,3 +55,15 @@ class VerifierError(SandboxError):
 
 class StartMismatch(SandboxError):
     """A restored start state differs from the recorded one; the start is skipped, never trained on."""
+
+
+class ToolRefused(MiniRomeError):
+    """A task's own tool refused a call: the agent's doing. Becomes an observation with this exit code."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class RecordError(MiniRomeError):
+    """A trajectory record cannot be read or used. Says the file, the line or row, and what is wrong with it."""

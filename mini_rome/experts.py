@@ -87,14 +87,14 @@ def play(chat: ChatFormat, task: Task, pool: Pool, responses: Sequence[list[int]
     return Expert(trajectory, tuple(snapshots))
 
 
-def script(chat: ChatFormat, commands: Sequence[str]) -> list[list[int]]:
-    """A list of commands as responses, the last one followed by `submit`."""
-    return [chat.response(command, submit=index == len(commands) - 1) for index, command in enumerate(commands)]
+def script(chat: ChatFormat, chunks: Sequence[str], task: Task | None = None) -> list[list[int]]:
+    """Chunks as responses, the last one followed by `submit`: bash commands, or calls of the task's own tools."""
+    return [chat.response(chunk, index == len(chunks) - 1, task) for index, chunk in enumerate(chunks)]
 
 
 def record_expert(chat: ChatFormat, task: Task, pool: Pool) -> Expert:
     """Run the task's own expert; raises VerifierError when it is not rewarded, since no start may come from it."""
-    expert = play(chat, task, pool, script(chat, task.expert))
+    expert = play(chat, task, pool, script(chat, task.expert, task))
     if expert.trajectory.reward != 1.0:
         raise VerifierError(f"expert of {task.name}: reward {expert.trajectory.reward} ({expert.trajectory.reason})")
     return expert

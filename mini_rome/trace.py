@@ -6,6 +6,7 @@ Format (Qwen style, ChatML with a short tool call):
     <tool_call>bash COMMAND</tool_call><|im_end|>
     \n<|im_start|>tool\nOUTPUT<|im_end|>\n<|im_start|>assistant\n
 
+Where the task brings tools of its own, a call is a name and JSON: `<tool_call>cancel {"item":"plum"}</tool_call>`.
 A response may hold several calls; `<tool_call>submit</tool_call>` ends the episode. Text from outside (instructions,
 outputs) is encoded with special tokens split into plain text, so an output that spells `<|im_end|>` is never control.
 Pieces are encoded one by one and joined as ids: nothing is decoded and encoded again, and more turns never change
@@ -14,13 +15,15 @@ earlier tokens.
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from mini_rome.errors import ConfigError
-from mini_rome.types import StepResult, Trajectory
+from mini_rome.types import StepResult, Task, Trajectory
 
 IM_START, IM_END, CALL, CALL_END = "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"
 _CALL = re.compile(re.escape(CALL) + r"(.*?)" + re.escape(CALL_END), re.DOTALL)
@@ -39,9 +42,10 @@ CHAT_TEMPLATE = (
     "{%- for call in message['tool_calls'] or [] -%}"
     "{%- set call = call['function'] or call -%}"
     "{{- '<tool_call>' + call['name'] -}}"
-    "{%- for key, value in (call['arguments'] or {}).items() -%}"
-    "{{- ' ' + (value if key == 'command' else key + '=' + value | string) -}}"
-    "{%- endfor -%}"
+    "{%- set given = call['arguments'] or {} -%}"
+    "{%- if given -%}"
+    "{{- ' ' + (given['command'] if 'command' in given else given | tojson(separators=(',', ':'))) -}}"
+    "{%- endif -%}"
     "{{- '</tool_call>' -}}"
     "{%- endfor -%}"
     "{{- '<|im_end|>\n' -}}"
@@ -50,7 +54,7 @@ CHAT_TEMPLATE = (
 )
 
 # How transformers' `parse_response`, and so TRL's own tool loop, reads a response of this format.
-RESPONSE_TEMPLATE = {
+RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
@@ -65,13 +69,28 @@ RESPONSE_TEMPLATE = {
     },
 }
 
+# The same where a task's own tools are played: {"item":"plum"} becomes the argument `item`. Set it as the tokenizer's
+# `response_template`; one tokenizer reads one kind.
+_STRING = r'"(?:[^"\\]|\\.)*"'
+TOOL_RESPONSE_TEMPLATE: dict[str, Any] = copy.deepcopy(RESPONSE_TEMPLATE)
+TOOL_RESPONSE_TEMPLATE["fields"]["tool_calls"] |= {
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": rf'"(?P<key>\w+)"\s*:\s*(?P<value>{_STRING})', "value_parser": {"name": "json"}},
+    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+}
+
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call of a response: `bash` with a command, or `submit`."""
+    """One tool call of a response: `bash` with a command, a task's own tool with JSON arguments, or `submit`."""
 
     tool: str
-    command: str = ""
+    command: str = ""  # what follows the name
+
+    @property
+    def text(self) -> str:
+        """As `Turn.commands` keeps it: a bash command alone, another call with its name."""
+        return self.command if self.tool == "bash" else f"{self.tool} {self.command}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -82,8 +101,11 @@ class Response:
     problem: str = ""
 
 
-def parse_response(text: str) -> Response:
+def parse_response(text: str, task: Task | None = None) -> Response:
     """The tool calls of a response, stop token removed.
+
+    Without a task, or with one that only has bash, a call of any other tool makes the response malformed. Where the
+    task brings tools any name is a call: the environment answers what it does not know with an error.
 
     >>> parse_response("<tool_call>bash cat plum</tool_call>").calls
     (Call(tool='bash', command='cat plum'),)
@@ -97,15 +119,24 @@ def parse_response(text: str) -> Response:
     calls = []
     for body in _CALL.findall(text):
         tool, _, command = body.strip().partition(" ")
-        if tool == "bash":
-            calls.append(Call("bash", command))
-        elif tool == "submit" and not command.strip():
+        if tool == "submit" and not command.strip():
             calls.append(Call("submit"))
+        elif tool == "bash" or (task is not None and task.tools and tool.isidentifier() and tool != "submit"):
+            calls.append(Call(tool, command))
         else:
             return Response(problem=f"unknown tool {tool[:20]!r}")
     if not calls:
         return Response(problem="no tool call")
     return Response(tuple(calls))
+
+
+def call_bodies(chunk: str, task: Task | None = None) -> list[str]:
+    """What stands between the tags of each call of one chunk of an expert: one bash call, or the calls on its lines.
+
+    >>> call_bodies("cat plum")
+    ['bash cat plum']
+    """
+    return chunk.split("\n") if task is not None and task.tools else [f"bash {chunk}"]
 
 
 @dataclass
@@ -151,19 +182,19 @@ class ChatFormat:
         body = self.encode(output.rstrip("\n"))
         return [*close, *self._newline, *self._tool, *body, self.stop_id, *self._newline, *self._assistant]
 
-    def response(self, command: str, submit: bool = False) -> list[int]:
-        """The ids of an expert's response with one bash call, stop token included."""
-        ids = [self._special[CALL], *self.encode(f"bash {command}"), self._special[CALL_END]]
-        if submit:
-            ids += [self._special[CALL], *self.encode("submit"), self._special[CALL_END]]
+    def response(self, chunk: str, submit: bool = False, task: Task | None = None) -> list[int]:
+        """The ids of an expert's response, stop token included: one bash call, or the calls of a task's own tools."""
+        ids = []
+        for body in [*call_bodies(chunk, task), *["submit"] * submit]:
+            ids += [self._special[CALL], *self.encode(body), self._special[CALL_END]]
         return [*ids, self.stop_id]
 
-    def parse(self, ids: list[int]) -> tuple[str, Response]:
+    def parse(self, ids: list[int], task: Task | None = None) -> tuple[str, Response]:
         """Text and calls of a sampled response; one that was cut by the length limit is malformed."""
         if not ids or ids[-1] != self.stop_id:
             return self.decode(ids), Response(problem="cut by the length limit")
         text = self.decode(ids[:-1])
-        return text, parse_response(text)
+        return text, parse_response(text, task)
 
 
 def shown(result: StepResult) -> str:

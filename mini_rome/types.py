@@ -16,6 +16,9 @@ from mini_rome.errors import VerifierError
 Status = Literal["ok", "timeout", "oom", "output_limit", "pids_limit", "sandbox_dead", "infra_error"]
 INFRA_STATUSES: frozenset[str] = frozenset({"sandbox_dead", "infra_error"})
 
+# A task's own tool: (database, **arguments of text) -> a JSON value; may change the database; raises ToolRefused.
+Tool = Callable[..., object]
+
 Split = Literal["train", "validation", "test", "private"]
 IN_PLACE = "in-place (tamperable)"  # a verdict found in a box where the agent was root: evaluation only
 
@@ -90,6 +93,9 @@ class Task:
 
     `expert` holds one shell command per interaction chunk, K in all; the last one is followed by `submit` in the same
     response. `check` maps {path relative to /app: contents} to a verdict on the host: no agent code runs.
+
+    A task with `tools` offers these in place of bash (and bash too with `shell`). Then a chunk of `expert` is one or
+    several calls, one on a line, each a tool's name and JSON arguments.
     """
 
     name: str
@@ -102,6 +108,15 @@ class Task:
     seed: int = 0
     split: Split = "train"
     background: Literal["kill", "keep"] = "kill"
+    tools: Mapping[str, Tool] = field(default_factory=dict)  # by name; run on the host, see tools.py
+    database: str = "database.json"  # the file in the work dir that the tools read and change
+    shell: bool = False  # whether a task with tools offers bash as well
+    language: str = "en"  # of the instruction and of who speaks in the task
+
+    @property
+    def offers_bash(self) -> bool:
+        """Whether a bash call is run, or is a call of a tool that is not there."""
+        return self.shell or not self.tools
 
     @property
     def chunks(self) -> int:
@@ -129,7 +144,7 @@ class Turn:
     ids: list[int]
     logprobs: list[float]
     text: str
-    commands: list[str]  # the bash calls in the response, in order; empty when malformed or only `submit`
+    commands: list[str]  # bash commands, and other calls with their names; empty when malformed or only `submit`
     observation: str = ""
     observation_ids: list[int] = field(default_factory=list)
     exit_code: int | None = None
@@ -163,6 +178,8 @@ class Trajectory:
     verifier: str = "host-check"
     seed: int = 0
     episode: int = 0
+    policy: str = ""  # who wrote it: a teacher's or a model's name
+    retokenised: bool = False  # ids rebuilt from text: fit for imitation, never for a policy gradient
 
     @property
     def policy_turns(self) -> list[Turn]:
@@ -178,3 +195,12 @@ class Trajectory:
         """Raises VerifierError where the agent could have forged the reward. Every way into a loss asks this."""
         if self.verifier == IN_PLACE:
             raise VerifierError(f"{self.task.name}: a verdict {IN_PLACE} is for evaluation, never for training")
+
+    def check_sampled(self) -> None:
+        """`check_trainable`, and VerifierError where the ids are not the sampled ones. Policy gradients ask this."""
+        self.check_trainable()
+        if self.retokenised:
+            raise VerifierError(
+                f"{self.task.name}: retokenised, its ids were rebuilt from text and are not what was sampled; "
+                f"use it for SFT, never for RL"
+            )

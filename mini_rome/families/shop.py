@@ -1,0 +1,215 @@
+"""Web shop (general agent): a customer's wishes are met from a catalogue, put into a cart and bought at the end.
+
+A wish is one of: take a product; swap one in the cart for another; one of two products, of a given colour; a kind of
+product to be searched for, of a given colour, which some customers only tell when asked. Which of two products has
+the colour shows when the first one is viewed. A wrong product can be removed from the cart until it is bought; what
+is bought stays bought. A name that is not there is an error and changes nothing. Half of the instances are in
+Chinese; in half of them all wishes are told at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from mini_rome.errors import ToolRefused
+from mini_rome.families.base import COLOURS, NAMES, Family
+from mini_rome.families.desk import (
+    DATABASE,
+    LANGUAGES,
+    TWO_COLOURS,
+    Database,
+    absent,
+    expect_state,
+    next_words,
+    tell,
+    wrong_name,
+)
+from mini_rome.tools import SHOWN, call_body, dump
+from mini_rome.types import Task, Tool
+
+KINDS = tuple("bag bowl chair cup lamp pen rug table".split())
+
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "en": {
+        "rules": "Fill the cart as the customer wants, then buy.",
+        "take": "take '{a}'", "swap": "swap '{a}' for '{b}'", "pick": "'{a}' or '{b}', {color}",
+        "find": "find '{kind}', {color}", "ask": "find '{kind}'", "color": "color '{value}'",
+        "last": "last, ", "next": "next", "which": "which", "bye": "bye",
+    },
+    "zh": {
+        "rules": "按顾客说的选购，最后付款。",
+        "take": "要'{a}'", "swap": "把'{a}'换成'{b}'", "pick": "'{a}'或'{b}'，{color}",
+        "find": "找'{kind}'，{color}", "ask": "找'{kind}'", "color": "颜色'{value}'",
+        "last": "最后，", "next": "还有", "which": "哪种", "bye": "再见",
+    },
+}  # fmt: skip
+LENGTHS = {"take": 1, "swap": 1, "pick": 2, "find": 3, "ask": 4}
+
+
+# The tools: pure functions of the database and arguments of text.
+
+
+def search(database: Database, kind: str) -> object:
+    """The products of a kind."""
+    found = [name for name, product in database["goods"].items() if product["kind"] == kind]
+    if not found:
+        raise ToolRefused(f"no kind '{kind[:SHOWN]}'")
+    return {"found": found}
+
+
+def view(database: Database, id: str) -> object:
+    """Kind and colour of a product."""
+    return _product(database, id)
+
+
+def add(database: Database, id: str) -> object:
+    """Put a product into the cart."""
+    _product(database, id)
+    if id in database["cart"]:
+        raise ToolRefused(f"{id} is in the cart")
+    database["cart"].append(id)
+    return {"added": id}
+
+
+def remove(database: Database, id: str) -> object:
+    """Take a product out of the cart."""
+    if id not in database["cart"]:
+        raise ToolRefused(f"no '{id[:SHOWN]}' in the cart")
+    database["cart"].remove(id)
+    return {"removed": id}
+
+
+def buy(database: Database) -> object:
+    """Buy what is in the cart. It cannot be given back."""
+    if not database["cart"]:
+        raise ToolRefused("the cart is empty")
+    count = len(database["cart"])
+    database["bought"] = sorted(database["bought"] + database["cart"])
+    database["cart"] = []
+    return {"bought": count}
+
+
+def say(database: Database, text: str) -> object:
+    """Ask the customer, who goes on whatever is asked."""
+    return next_words(database)
+
+
+def _product(database: Database, id: str) -> dict[str, str]:
+    if id not in database["goods"]:
+        raise ToolRefused(f"no product '{id[:SHOWN]}'")
+    return database["goods"][id]
+
+
+TOOLS: Mapping[str, Tool] = {"search": search, "view": view, "add": add, "remove": remove, "buy": buy, "say": say}
+
+
+@dataclass
+class Plan:
+    """An instance in the making: the catalogue, the cart the expert fills, and what both sides say and do."""
+
+    words: Mapping[str, str]
+    names: Iterator[str]
+    kinds: Iterator[str]
+    common: str  # the kind of all products that are not searched for
+    goods: dict[str, dict[str, str]] = field(default_factory=dict)
+    cart: list[str] = field(default_factory=list)
+    wishes: list[str] = field(default_factory=list)
+    replies: list[list[str]] = field(default_factory=list)
+    expert: list[list[str]] = field(default_factory=list)  # the calls of each chunk; the cart's end is added later
+
+    def stock(self, kind: str, color: str) -> str:
+        """A new product in the catalogue."""
+        name = next(self.names)
+        self.goods[name] = {"kind": kind, "color": color}
+        return name
+
+    def wish(self, rng: random.Random, form: str) -> None:
+        """One more wish of this form."""
+        if form in ("take", "swap"):
+            self._by_name(rng, form, self.stock(self.common, rng.choice(COLOURS)))
+        else:
+            self._by_color(rng, form)
+
+    def _by_name(self, rng: random.Random, form: str, product: str) -> None:
+        if form == "take":
+            self._say(self.words["take"].format(a=product))
+            self.expert.append([call_body("add", id=product)])
+        else:
+            old = rng.choice(self.cart)
+            self.cart.remove(old)
+            self._say(self.words["swap"].format(a=old, b=product))
+            self.expert.append([call_body("remove", id=old), call_body("add", id=product)])
+        self.cart.append(product)
+
+    def _by_color(self, rng: random.Random, form: str) -> None:
+        """One of two products: by name (pick), or of a kind (find), the colour told only when asked for (ask)."""
+        kind = self.common if form == "pick" else next(self.kinds)
+        colors = rng.choice(TWO_COLOURS)
+        first, second = (self.stock(kind, each) for each in colors)
+        color = rng.choice(colors)
+        told = self.words["color"].format(value=color)
+        self._say(self.words[form].format(a=first, b=second, kind=kind, color=told), *[told] * (form == "ask"))
+        if form != "pick":
+            self.expert.append([call_body("search", kind=kind)])
+        if form == "ask":
+            self.expert.append([call_body("say", text=self.words["which"])])
+        right = first if color == colors[0] else second
+        self.expert += [[call_body("view", id=first)], [call_body("add", id=right)]]
+        self.cart.append(right)
+
+    def _say(self, text: str, *replies: str) -> None:
+        self.wishes.append(text)
+        self.replies.append(list(replies))
+        if self.expert:
+            self.expert[-1].append(call_body("say", text=self.words["next"]))
+
+
+def forms(rng: random.Random, chunks: int, at_once: bool) -> list[str]:
+    """The forms of the wishes, of `chunks` chunks together; those that say little are rarer."""
+    found: list[str] = []
+    while chunks:
+        small = ["take", "swap"] if found else ["take"]
+        large = [form for form in ("pick", "find", "ask")[: 2 if at_once else 3] if LENGTHS[form] <= chunks]
+        found.append(rng.choice(large if large and rng.random() < 0.8 else small))
+        chunks -= LENGTHS[found[-1]]
+    return found
+
+
+class Shop(Family):
+    """See the module docstring."""
+
+    name = "shop"
+    domain = "general-agent"
+
+    def build(self, rng: random.Random, chunks: int) -> Task:
+        language, at_once = rng.choice(LANGUAGES), rng.random() < 0.5
+        words = WORDS[language]
+        viewed = chunks == 1  # there is no chunk left to view the first product: the instruction shows it
+        wanted = ["pick"] if viewed else forms(rng, chunks, at_once)
+        common, *kinds = rng.sample(KINDS, len(KINDS))
+        plan = Plan(words, iter(rng.sample(NAMES, 2 * len(wanted))), iter(kinds), common)
+        for form in wanted:
+            plan.wish(rng, form)
+        record = f"\n{dump(next(iter(plan.goods.values())))}" if viewed else ""
+        plan.expert[-1].append(call_body("buy"))
+        told, script = tell(plan.wishes, plan.replies, words["last"], words["bye"], at_once)
+        database = {"goods": plan.goods, "cart": [], "bought": [], "script": script}
+        return Task(
+            name=self.name,
+            family=self.name,
+            domain=self.domain,
+            instruction=f"{words['rules']}\n{told}{record}",
+            files={DATABASE: dump(database)},
+            expert=tuple("\n".join(calls) for calls in plan.expert[viewed:]),
+            check=partial(expect_state, {"bought": sorted(plan.cart), "cart": []}),
+            tools=TOOLS,
+            database=DATABASE,
+            language=language,
+        )
+
+    def mistake(self, task: Task, chunk: int, rng: random.Random) -> str:
+        """The expert's call with a name that is not there."""
+        return wrong_name(task.expert[chunk], absent(NAMES, task.files[DATABASE], rng), "view")
