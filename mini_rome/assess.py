@@ -1,52 +1,49 @@
-"""`mini-rome eval` and `mini-rome calibrate`: a saved model's success, and how its sampler and trainer differ."""
+"""`mini-rome eval`: how well a policy does, from the initial state, over families and task folders.
+
+A policy is a checkpoint, a scripted agent or a model behind an endpoint. Rows are written as episodes end, and an
+evaluation that was stopped goes on where it was.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from mini_rome import sandbox
-from mini_rome.chunking import OUTSIDE, chunk_ids, turn_tokens
-from mini_rome.errors import ConfigError, MiniRomeError
-from mini_rome.evaluate import evaluate
+from mini_rome.agent import Agent
+from mini_rome.endpoint import Endpoint
+from mini_rome.env import Env
+from mini_rome.errors import ConfigError, SandboxError
+from mini_rome.evaluate import EVALUATION_STEP, PAPER_SAMPLING
 from mini_rome.experts import Start
-from mini_rome.families import get_family
-from mini_rome.loss import Level, calibrate
+from mini_rome.folders import MAX_TURNS, FolderEnv, as_task
+from mini_rome.harbor import TaskFolder
 from mini_rome.model import load_model
+from mini_rome.paper import paper_lines
+from mini_rome.policies import EndpointPolicy, Episode, Policy, Scripted, read_responses
+from mini_rome.results import ROWS, Log, Row, check_scored, failures, summaries, table_of, wide_console
+from mini_rome.results import SUMMARY as RESULTS
 from mini_rome.rollout import Rollout
 from mini_rome.runs import checkpoint, provenance, write_json
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
-from mini_rome.stats import success_rate
+from mini_rome.tasks import Item, TaskChoice
 from mini_rome.trace import ChatFormat
-from mini_rome.types import Split, Task, Trajectory
+from mini_rome.types import IN_PLACE, Trajectory, Verdict
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BATCH = 64  # episodes of a checkpoint at once
 
 
-@dataclass
-class TaskChoice:
-    """Which instances: `n` in all, taken in turn from every family and horizon."""
-
-    families: Sequence[str] = ("notes",)
-    chunks: Sequence[int] = (4,)
-    n: int = 200
-    split: Split = "test"
-
-    def tasks(self) -> list[Task]:
-        """The instances; the first ones of a longer list are the list of a shorter one."""
-        if self.n < 1:
-            raise ConfigError(f"--n {self.n}: at least one episode is needed")
-        kinds = [(get_family(name), chunks) for chunks in self.chunks for name in self.families]
-        picked = [(*kinds[index % len(kinds)], index // len(kinds)) for index in range(self.n)]
-        return [family.make(seed, chunks, self.split) for family, chunks, seed in picked]
+def folder_item(folder: TaskFolder) -> Item:
+    return Item(folder.name, as_task(folder), folder.difficulty, folder)
 
 
 @dataclass
@@ -72,67 +69,219 @@ def open_pool(backend: str, size: int, console: Console) -> sandbox.Pool:
     return sandbox.Pool(backend=chosen, size=size)
 
 
-def run_eval(
-    model: str, choice: TaskChoice, backend: str, params: SamplingParams, seed: int, out: str | None, repeats: int = 1
-) -> int:
-    """The verb `eval`: success from the initial state with Wilson intervals, per family and in all."""
-    console, tasks = Console(), choice.tasks()
-    with open_pool(backend, 32, console) as pool:
-        rollout = Loaded.open(model, pool, seed).rollout
-        results = [evaluate(rollout, tasks, params, repeat=repeat) for repeat in range(repeats)]
-    counts: dict[str, list[int]] = {"all": [sum(r.successes for r in results), sum(r.n for r in results)]}
-    for name in sorted({name for result in results for name in result.by_family}):
-        pairs = [result.by_family[name] for result in results if name in result.by_family]
-        counts[name] = [sum(column) for column in zip(*pairs, strict=True)]
-    if not counts["all"][1]:
-        raise MiniRomeError("no episode could be scored: the sandbox failed in all of them. Try mini-rome doctor.")
-    rates = {name: success_rate(won, n) for name, (won, n) in counts.items()}
-    table = Table("tasks", "success", "95 % interval", "n", box=None, pad_edge=False)
-    for name, rate in rates.items():
-        table.add_row(name, f"{rate['rate']:.3f}", f"{rate['low']:.3f} - {rate['high']:.3f}", str(rate["n"]))
-    console.print(table)
-    if out:
-        record: dict[str, Any] = {"model": str(checkpoint(model))} | asdict(choice)
-        record |= {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "success": rates}
-        record |= {"unscored": sum(result.unscored for result in results)}
-        write_json(out, record | provenance(pool.backend, rollout.sampler.name, seed))
+@dataclass
+class Evaluation:
+    """What `run_eval` measures: who acts (a checkpoint, an agent or an endpoint), on which tasks, how often."""
+
+    choice: TaskChoice
+    folders: Sequence[TaskFolder] = ()
+    model: str | None = None  # a checkpoint
+    agent: str | None = None  # oracle, noop, random, replay
+    replay: str | None = None  # the responses.jsonl that the agent `replay` reads
+    endpoint: Endpoint | None = None
+    params: SamplingParams = PAPER_SAMPLING
+    backend: str = "auto"
+    runs: int = 3
+    seed: int = 0
+    jobs: int = 4
+    out: str | None = None
+    network: bool = False  # of the verifier's container
+    in_place: bool = False
+    max_turns: int = MAX_TURNS
+    parameters: int | None = None  # of the checkpoint, once it is loaded
+
+    def __post_init__(self) -> None:
+        chosen = [name for name in ("model", "agent", "endpoint") if getattr(self, name) is not None]
+        if len(chosen) != 1:
+            raise ConfigError(f"name one of --model, --agent and --endpoint, not {' and '.join(chosen) or 'none'}")
+        for name in ("runs", "jobs", "max_turns"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        if self.agent == "replay" and self.replay is None:
+            raise ConfigError("--agent replay needs --replay FILE, a responses.jsonl that an evaluation wrote")
+
+    def settings(self, backend: str) -> dict[str, Any]:
+        """What rows of one folder share, so that a resumed evaluation is one evaluation."""
+        sampling = self.params if self.endpoint is None else self.endpoint
+        return {
+            "policy": self.agent or self.model or (self.endpoint.model if self.endpoint else ""),
+            "backend": backend, "seed": self.seed, "split": self.choice.where, "verifier_network": self.network,
+            "in_place": self.in_place, "max_turns": self.max_turns, "secret": self.choice.fingerprint,
+            **{name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k")},
+        }  # fmt: skip
+
+
+def run_eval(plan: Evaluation) -> int:
+    """The verb `eval`: every task `runs` times from the initial state. Prints a table; writes rows and a summary."""
+    console = wide_console()
+    backend, line = sandbox.resolve(plan.backend)
+    console.print(line, markup=False)
+    if plan.folders and backend == "sim":
+        raise ConfigError("task folders need Docker: name --folders none, or start it (see mini-rome doctor)")
+    items = [*plan.choice.items(), *map(folder_item, plan.folders)]
+    if not items:
+        raise ConfigError("no task to run: --families none and --folders none")
+    log = Log(plan.out, plan.settings(backend), transcripts=plan.choice.secret is None)
+    with sandbox.Pool(backend=backend, size=32 if plan.model else plan.jobs) as pool:
+        sampler = _play(plan, items, pool, log, console)
+    wanted = {(item.name, run) for item in items for run in range(plan.runs)}
+    rows = [row for row in log.rows if row.key in wanted]
+    check_scored(rows)
+    found = summaries(rows)
+    console.print(table_of(found, plan.runs))
+    for text in [*failures(rows), *_notes(plan)]:
+        console.print(text, markup=False, soft_wrap=True)
+    console.print(paper_lines(found), markup=False, soft_wrap=True)
+    if log.folder is not None:
+        record = {**plan.settings(backend), "runs": plan.runs, "results": found, "notes": _notes(plan)}
+        record["parameters"] = plan.parameters
+        write_json(log.folder / RESULTS, record | provenance(backend, sampler, plan.seed))
+        console.print(f"rows: {log.folder / ROWS}; summary: {log.folder / RESULTS}", markup=False, soft_wrap=True)
     return 0
 
 
-def run_calibrate(model: str, choice: TaskChoice, backend: str, precision: str, seed: int) -> int:
-    """The verb `calibrate`: percentiles of pi_old / mu at each level, and the threshold H they propose (eq. 8)."""
-    console, tasks = Console(), choice.tasks()
-    with open_pool(backend, 32, console) as pool:
-        loaded = Loaded.open(model, pool, seed, precision)
-        trajectories = loaded.rollout.collect([Start(task) for task in tasks], SamplingParams())
-    scored = [trajectory for trajectory in trajectories if trajectory.policy_turns]
-    columns = padded([mismatch(loaded.model, trajectory) for trajectory in scored])
-    keys = ("count", "p1", "p50", "p90", "p99", "max", "proposed")
-    table = Table("level", *keys, box=None, pad_edge=False)
-    for level in get_args(Level)[1:]:
-        found = calibrate(*columns, level)
-        table.add_row(level, f"{found['count']:.0f}", *(f"{found[key]:.6f}" for key in keys[1:]))
-    console.print(f"pi_old / mu; trainer float32, sampler {precision}; {len(scored)} episodes", markup=False)
-    console.print(table)
-    return 0
+def _notes(plan: Evaluation) -> list[str]:
+    """What a reader of the numbers must know."""
+    notes = []
+    if plan.network:
+        notes.append("verifier network: the tests could reach the internet; the agent could not")
+    if plan.in_place:
+        notes.append(f"verdicts are {IN_PLACE}: the agent was root where it was judged")
+    if any(folder.unsafe for folder in plan.folders):
+        notes.append("unsafe settings let through: " + "; ".join(s for f in plan.folders for s in f.unsafe))
+    if plan.endpoint is not None and plan.endpoint.notes:
+        notes.append(f"the endpoint does not take: {', '.join(sorted(plan.endpoint.notes))}")
+    return notes
 
 
-@torch.inference_mode()
-def mismatch(model: PreTrainedModel, trajectory: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
-    """log pi_old, log mu and chunk ids of one trajectory's completion tokens, each (T,)."""
-    tokens: list[int] = []
-    sampled: list[float] = []
-    for turn, ids, observed in turn_tokens(trajectory.turns):
-        tokens += ids + observed
-        sampled += turn.logprobs + [0.0] * len(observed)
-    whole = torch.tensor([trajectory.prompt_ids + tokens], device=model.device)  # (1, P + T)
-    logits = model(whole).logits[0, -len(tokens) - 1 : -1].double()  # (T, V): each predicts the next token
-    scores = logits.log_softmax(-1).gather(1, whole[0, -len(tokens) :, None])[:, 0].cpu()
-    return scores, torch.tensor(sampled, dtype=torch.float64), torch.tensor(chunk_ids(trajectory))
+def _play(plan: Evaluation, items: Sequence[Item], pool: sandbox.Pool, log: Log, console: Console) -> str:
+    """Run what is not in the log yet; the sampler's name."""
+    done = log.done()
+    missing = [(item, run) for run in range(plan.runs) for item in items if (item.name, run) not in done]
+    if len(missing) < len(items) * plan.runs:
+        console.print(f"{len(items) * plan.runs - len(missing)} episodes are there already", markup=False)
+    name = plan.settings("")["policy"]
+    keep = _Keeper(log, name, len(missing), console)
+    if plan.model is not None:
+        loaded = Loaded.open(plan.model, pool, plan.seed)
+        _play_batches(plan, loaded.rollout, items, missing, keep)
+        missing = [(item, run) for item, run in missing if item.folder is not None]
+        plan.parameters = loaded.model.num_parameters()
+        policy: Policy = CheckpointPolicy(str(name), loaded.rollout, plan.params, plan.seed)
+        jobs, sampler = 1, loaded.rollout.sampler.name
+    elif plan.endpoint is not None:
+        policy, jobs, sampler = EndpointPolicy(plan.endpoint, plan.seed), plan.jobs, "endpoint"
+    else:
+        recorded = read_responses(plan.replay) if plan.replay else None
+        policy, jobs, sampler = Scripted(str(plan.agent), plan.seed, recorded), plan.jobs, "scripted"
+    with ThreadPoolExecutor(jobs, thread_name_prefix="episode") as executor:
+        running = [executor.submit(_episode, plan, policy, pool, item, run, keep) for item, run in missing]
+        try:
+            for job in as_completed(running):
+                job.result()
+        except BaseException:
+            executor.shutdown(cancel_futures=True)
+            raise
+    return sampler
 
 
-def padded(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of different length as three (B, T) tensors; what was added is outside every chunk."""
-    old, sampled, ids = zip(*rows, strict=True)
-    pad = torch.nn.utils.rnn.pad_sequence
-    return pad(list(old), True), pad(list(sampled), True), pad(list(ids), True, OUTSIDE)
+def _episode(plan: Evaluation, policy: Policy, pool: sandbox.Pool, item: Item, run: int, keep: _Keeper) -> None:
+    """One episode and its row; what the sandbox, the image or the server failed to do is a row without a reward."""
+    try:
+        if item.folder is not None:
+            env: Env = FolderEnv(item.folder, plan.max_turns, plan.network, plan.in_place)
+        else:
+            env = Env(item.task, pool)
+        with env:
+            episode = policy.play(env, run)
+    except SandboxError as error:
+        episode = Episode(Verdict(None, f"{type(error).__name__}: {error}"), "infrastructure")
+    keep(item, run, episode, "docker" if item.folder else pool.backend)
+
+
+def _play_batches(
+    plan: Evaluation, rollout: Rollout, items: Sequence[Item], missing: Sequence[tuple[Item, int]], keep: _Keeper
+) -> None:
+    """A checkpoint on the families, many episodes at once. A batch is run as a whole, or a resumed run would draw
+    other random numbers than one that was not stopped."""
+    mine = [item for item in items if item.folder is None]
+    wanted = {(item.name, run) for item, run in missing}
+    for run in range(plan.runs):
+        for first in range(0, len(mine), BATCH):
+            batch = mine[first : first + BATCH]
+            if not any((item.name, run) in wanted for item in batch):
+                continue
+            starts = [Start(item.task) for item in batch]
+            step = EVALUATION_STEP + run
+            for item, found in zip(
+                batch, rollout.collect(starts, plan.params, step=step, first_episode=first), strict=True
+            ):
+                keep(item, run, episode_of(found), rollout.backend)
+
+
+class _Keeper:
+    """Turns episodes into rows, and says how far the evaluation is, at most every ten seconds."""
+
+    def __init__(self, log: Log, policy: str, total: int, console: Console) -> None:
+        self.log, self.policy, self.total, self.console = log, policy, total, console
+        self.begun = self.last = time.monotonic()
+        self.done = 0
+
+    def __call__(self, item: Item, run: int, episode: Episode, backend: str) -> None:
+        verdict = episode.verdict
+        self.log.add(
+            Row(
+                policy=self.policy, task=item.name, kind="folder" if item.folder else "family",
+                family=item.task.family, domain=item.task.domain, group=item.group, difficulty=item.difficulty,
+                language=item.language, chunks=item.task.chunks, run=run, reward=verdict.reward, cause=episode.cause,
+                ending=episode.ending, reason=" ".join(verdict.reason.split())[:300], turns=episode.turns,
+                prompt_tokens=episode.prompt_tokens, completion_tokens=episode.completion_tokens,
+                seconds=round(episode.seconds, 3), backend=backend, verifier=verdict.verifier,
+            ),
+            episode,
+        )  # fmt: skip
+        self.done += 1
+        now = time.monotonic()
+        if now - self.last > 10:
+            self.last = now
+            left = (now - self.begun) / self.done * (self.total - self.done)
+            self.console.print(f"{self.done}/{self.total} episodes ({left:.0f} s left)", markup=False)
+
+
+@dataclass
+class CheckpointPolicy(Policy):
+    """A saved model on task folders, one episode at a time."""
+
+    name: str
+    rollout: Rollout
+    params: SamplingParams
+    seed: int
+
+    def play(self, env: Env, run: int) -> Episode:
+        instruction, _ = env.reset()
+        trajectory = Trajectory(env.task, self.rollout.chat.prompt(instruction), [], seed=self.seed)
+        agent = Agent(self.rollout.chat, env, trajectory, self.params, (self.seed, EVALUATION_STEP + run),
+                      self.rollout.max_context)  # fmt: skip
+        found = episode_of(agent.run(self.rollout.sampler))
+        self.rollout.sampler.forget()
+        return found
+
+
+def episode_of(trajectory: Trajectory) -> Episode:
+    """A trajectory as an evaluation keeps it. Tokens are counted once: prompt and observations, and responses."""
+    turns = trajectory.turns
+    if trajectory.reason.startswith("context full"):
+        ending = "context"
+    elif turns and turns[-1].submitted:
+        ending = "submitted"
+    else:
+        ending = "time" if turns and turns[-1].status == "timeout" else "turns"
+    return Episode(
+        verdict=Verdict(trajectory.reward, trajectory.reason, trajectory.verifier),
+        ending="infrastructure" if trajectory.infra else ending,
+        turns=len(turns),
+        prompt_tokens=len(trajectory.prompt_ids) + sum(len(turn.observation_ids) for turn in turns),
+        completion_tokens=sum(len(turn.ids) for turn in turns),
+        seconds=sum(turn.wall_s for turn in turns),
+        responses=[turn.text for turn in turns],
+    )

@@ -9,16 +9,23 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mini_rome import __version__
+from mini_rome.cli_options import (
+    TASK_HELP,
+    add_group,
+    add_model_option,
+    add_sandbox_option,
+    add_task_options,
+    add_verb,
+    families_of,
+)
+from mini_rome.cli_tasks import add_eval, add_tasks
 from mini_rome.errors import ConfigError, MiniRomeError
 
 SAFETY_SETS = Path(__file__).parents[1] / "tests" / "data"  # in a checkout; else name the sets
-
-Verb = Callable[[argparse.Namespace], int]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
@@ -54,41 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_verb(verbs: argparse._SubParsersAction, name: str, run: Verb, text: str) -> argparse.ArgumentParser:
-    """A verb whose one-line text is both its entry in the list and the head of its own help."""
-    verb = verbs.add_parser(name, help=text, description=text)
-    verb.set_defaults(run=run)
-    return verb
-
-
-def add_group(verbs: argparse._SubParsersAction, name: str, text: str) -> argparse._SubParsersAction:
-    """A verb with verbs of its own."""
-    group = verbs.add_parser(name, help=text, description=text)
-    return group.add_subparsers(title="verbs", metavar="VERB", required=True)
-
-
-def add_sandbox_option(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--sandbox",
-        choices=("auto", "docker", "sim"),
-        default="auto",
-        help="where commands run; auto: docker if an engine answers, else sim, the simulated shell (default: auto)",
-    )
-
-
-def add_model_option(verb: argparse.ArgumentParser) -> None:
-    text = "a run's folder or a saved model (default: runs/latest)"
-    verb.add_argument("--model", default="runs/latest", metavar="PATH", help=text)
-
-
-def add_task_options(verb: argparse.ArgumentParser, n: int) -> None:
-    verb.add_argument("--families", nargs="+", default=["notes"], metavar="NAME", help="default: notes")
-    verb.add_argument("--chunks", nargs="+", type=int, default=[4], metavar="K", help="horizons (default: 4)")
-    verb.add_argument("--split", choices=("train", "validation", "test"), default="test", help="default: test")
-    verb.add_argument("--n", type=int, default=n, help=f"episodes, shared by families and horizons (default: {n})")
-    verb.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
-
-
 def add_doctor(verbs: argparse._SubParsersAction) -> None:
     verb = add_verb(verbs, "doctor", run_doctor, "Say what works on this machine and what to do about the rest.")
     verb.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -102,16 +74,15 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def add_play(verbs: argparse._SubParsersAction) -> None:
-    task_help = "a family, or an instance such as notes-k8-test-0"
     chat = add_verb(verbs, "chat", run_chat, "Watch or step a trained agent by hand; undo a chunk and try another.")
-    chat.add_argument("task", nargs="?", default="notes", metavar="TASK", help=f"{task_help} (default: notes)")
+    chat.add_argument("task", nargs="?", default="notes", metavar="TASK", help=f"{TASK_HELP} (default: notes)")
     add_model_option(chat)
     chat.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     chat.add_argument("--seed", type=int, default=0, help="of the sampling, above temperature 0 (default: 0)")
     chat.add_argument("--watch", action="store_true", help="run to the end without asking")
     add_sandbox_option(chat)
     shell = add_verb(verbs, "shell", run_shell, "Look inside a box: type commands, see what the agent would see.")
-    shell.add_argument("task", metavar="TASK", help=task_help)
+    shell.add_argument("task", metavar="TASK", help=TASK_HELP)
     add_sandbox_option(shell)
 
 
@@ -208,56 +179,6 @@ def run_safety_eval(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_tasks(verbs: argparse._SubParsersAction) -> None:
-    group = add_group(verbs, "tasks", "Look at the tasks.")
-    add_verb(group, "list", run_tasks_list, "List the task families.")
-    show = add_verb(group, "show", run_tasks_show, "Show one task: instruction, files and what the expert does.")
-    show.add_argument("task", metavar="TASK", help="a family, or an instance such as notes-k8-test-0")
-
-
-def run_tasks_list(options: argparse.Namespace) -> int:
-    from mini_rome.families import FAMILIES
-
-    for name, family in FAMILIES.items():
-        print(f"{name:<12} {family.domain:<24} horizon K = 1..{family.max_chunks}")
-    return 0
-
-
-def run_tasks_show(options: argparse.Namespace) -> int:
-    from mini_rome.tasks import find_task
-
-    task = find_task(options.task)
-    print(f"{task.name}: family {task.family}, domain {task.domain}, K = {task.chunks}\n\n{task.instruction}\n")
-    for path, text in task.files.items():
-        print(f"--- {path}\n{text.rstrip()}")
-    print("\nexpert:")
-    for command in task.expert:
-        print(f"  {command}")
-    return 0
-
-
-def add_eval(verbs: argparse._SubParsersAction) -> None:
-    verb = add_verb(verbs, "eval", run_eval, "Measure a model's success from the initial state, with intervals.")
-    add_model_option(verb)
-    add_task_options(verb, n=200)
-    verb.add_argument("--runs", type=int, default=3, metavar="N", help="repetitions; the paper: 3 (default: 3)")
-    verb.add_argument("--temperature", type=float, default=0.7, help="the paper: 0.7 (default: 0.7)")
-    verb.add_argument("--top-p", type=float, default=0.8, help="the paper: 0.8 (default: 0.8)")
-    verb.add_argument("--top-k", type=int, default=20, help="the paper: 20 (default: 20); 0 is off")
-    verb.add_argument("--out", metavar="JSON", help="also write the numbers, with versions and commit, to this file")
-    add_sandbox_option(verb)
-
-
-def run_eval(options: argparse.Namespace) -> int:
-    from mini_rome import assess
-    from mini_rome.sampler.base import SamplingParams
-
-    choice = assess.TaskChoice(options.families, options.chunks, options.n, options.split)
-    params = SamplingParams(temperature=options.temperature, top_p=options.top_p, top_k=options.top_k)
-    place = options.sandbox
-    return assess.run_eval(options.model, choice, place, params, options.seed, options.out, options.runs)
-
-
 def add_calibrate(verbs: argparse._SubParsersAction) -> None:
     text = "Measure how far sampler and trainer differ and propose the mismatch threshold H."
     verb = add_verb(verbs, "calibrate", run_calibrate, text)
@@ -269,18 +190,28 @@ def add_calibrate(verbs: argparse._SubParsersAction) -> None:
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
-    from mini_rome import assess
+    from mini_rome.calibration import run_calibrate as run
+    from mini_rome.tasks import TaskChoice
 
-    choice = assess.TaskChoice(options.families, options.chunks, options.n, options.split)
-    return assess.run_calibrate(options.model, choice, options.sandbox, options.precision, options.seed)
+    choice = TaskChoice(families_of(options.families), options.chunks, options.n, options.split)
+    return run(options.model, choice, options.sandbox, options.precision, options.seed)
 
 
 def add_figure(verbs: argparse._SubParsersAction) -> None:
     verb = add_verb(verbs, "figure", run_figure, "Redraw a figure from its numbers, in seconds.")
-    verb.add_argument("name", metavar="FIG", help="a run's folder, a CSV, or the name of a figure in recipes/results")
+    text = "a run's folder, a CSV, or a figure's name in recipes/results; paper_tables is the paper's figure 15"
+    verb.add_argument("name", metavar="FIG", help=text)
+    text = "with paper_tables: the folder of an evaluation of a checkpoint, drawn as our point"
+    verb.add_argument("--ours", type=Path, metavar="FOLDER", help=text)
 
 
 def run_figure(options: argparse.Namespace) -> int:
+    if Path(options.name).stem == "paper_tables":
+        from mini_rome.paper import TABLES, our_point, performance_against_parameters
+
+        ours = None if options.ours is None else our_point(options.ours)
+        print(performance_against_parameters(TABLES.with_suffix(".png"), ours=ours))
+        return 0
     from mini_rome.figures import learning_curve, locate
 
     print(learning_curve(*locate(options.name)))

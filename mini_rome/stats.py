@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import sqrt
+from collections.abc import Callable, Sequence
+from math import comb, sqrt
 from statistics import NormalDist
 from typing import TypedDict
 
@@ -96,3 +96,42 @@ def stratified_bootstrap(
     tail = (1 - level) / 2
     low, high = np.quantile(values, [tail, 1 - tail])
     return float(statistic(table)), float(low), float(high)
+
+
+def pass_at_k(n: int, successes: int, k: int) -> float:
+    """Chance that one of k runs succeeds, unbiased from n runs: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021).
+
+    Raises ValueError where k is not within 1..n.
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 0, 3)
+    (0.25, 0.5, 0.0)
+    """
+    if not 1 <= k <= n or not 0 <= successes <= n:
+        raise ValueError(f"pass@{k} of {successes} successes in {n} runs")
+    return 1.0 - comb(n - successes, k) / comb(n, k)
+
+
+def cluster_bootstrap(
+    clusters: Sequence[Sequence[float]], level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """The mean over clusters (tasks) of their means (over runs), and its interval: (value, low, high).
+
+    Tasks are drawn with replacement, each with all its runs: runs of one task are no independent evidence. Where
+    every task has the same mean a bootstrap has no width; then it is Wilson's interval for as many trials as tasks.
+
+    >>> value, low, high = cluster_bootstrap([[1, 1, 0], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
+    >>> round(value, 2), low < value < high
+    (0.5, True)
+    >>> cluster_bootstrap([[1, 1], [1, 1], [1, 1]])[0]
+    1.0
+    """
+    if not clusters or not all(clusters):
+        raise ValueError("a bootstrap over tasks needs at least one task, each with a run")
+    means = np.array([np.mean(runs) for runs in clusters])
+    value = float(means.mean())
+    if np.ptp(means) == 0:
+        return value, *wilson(round(value * len(means)), len(means), level)
+    draws = np.random.default_rng(seed).integers(len(means), size=(resamples, len(means)))
+    tail = (1 - level) / 2
+    low, high = np.quantile(means[draws].mean(axis=1), [tail, 1 - tail])
+    return value, float(low), float(high)
