@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
 
 _EXPORT = re.compile(rb'^declare -[A-Za-z]*x[A-Za-z]* (\w+)=("(?:[^"\\]|\\.)*"|\$\'(?:[^\'\\]|\\.)*\')$', re.M | re.S)
 _ANSI = re.compile(rb"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.S)
@@ -10,7 +12,8 @@ _LETTERS = dict(zip([b"a", b"b", b"e", b"E", b"f", b"n", b"r", b"t", b"v"],
                     [b"\a", b"\b", b"\x1b", b"\x1b", b"\f", b"\n", b"\r", b"\t", b"\v"], strict=True))
 
 
-def parse_exports(text: bytes) -> dict[str, str]:
+@functools.lru_cache(maxsize=64)  # most steps change none
+def parse_exports(text: bytes) -> Mapping[str, str]:
     r"""The output of bash's `export -p`, read as data and never evaluated.
 
     >>> parse_exports(b'declare -x A="x \\"y\\" \\$z"\ndeclare -x B=$\'a\\nb\'\ndeclare -x C\n')
