@@ -1,15 +1,16 @@
 """A tiny Qwen3-MoE and its tokenizer, both built from a seed and saved in the Hugging Face format.
 
-The tokenizer is a byte-level BPE trained on what the families' experts write and read, so common words are single
-tokens and any other text still has ids. The model has about 1.1 M parameters: 4 layers, hidden size 128, 8 experts of
-which 2 are active. Not in the paper, which trains Qwen3-MoE 30B-A3B.
+The tokenizer is a byte-level BPE trained on what the experts of the run's families write and read, so common words
+are single tokens and any other text still has ids. The model has about 1.1 M parameters, a little more with a larger
+vocabulary: 4 layers, hidden size 128, 8 experts of which 2 are active. Not in the paper, which trains Qwen3-MoE
+30B-A3B.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,35 +26,52 @@ from transformers import (
 )
 
 from mini_rome.errors import ConfigError
-from mini_rome.families import FAMILIES
+from mini_rome.families import get_family
+from mini_rome.tools import rehearse
 from mini_rome.trace import CALL, CALL_END, CHAT_TEMPLATE, IM_END, IM_START, RESPONSE_TEMPLATE
 
 PAD = "<|endoftext|>"
 SPECIAL_TOKENS = (PAD, IM_START, IM_END, CALL, CALL_END)
+# A word with its leading space, or an option such as ` -n`, is one unit.
+UNITS = r" ?-?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"
+# Of families that bring tools also a JSON key with what stands around it: ` {"id":"`, `","to":"`, `{"found":["`.
+TOOL_UNITS = r' ?(?:\{|",)"[\p{L}_]+":\[?"?| ?-?[\p{L}_]+| ?\p{N}+| ?[^\s\p{L}\p{N}_]+|\s'
 
 
-def corpus(seed: int, per_family: int = 400) -> Iterable[str]:
+def corpus(families: Sequence[str], seed: int, per_family: int = 400) -> Iterable[str]:
     """Text of training instances only: instructions, files, expert commands, and the errors commands print."""
-    for family in FAMILIES.values():
+    for family in map(get_family, families):
         for index in range(per_family):
             rng = random.Random(f"{seed}/{index}")
             task = family.make(seed * per_family + index, rng.randint(1, family.max_chunks))
+            mistake = family.mistake(task, rng.randrange(task.chunks), rng)
             yield task.instruction
+            if task.tools:
+                for call, result in rehearse(task, [mistake, *task.expert]):
+                    yield from (call, result.output)
+                continue
             yield from task.files.values()
             yield from (f" {command}" for command in task.expert)
-            yield f" {family.mistake(task, rng.randrange(task.chunks), rng)}"
+            yield f" {mistake}"
     yield from ["user\n", "assistant\n", "tool\n", "bash", "submit", "[timed out]", "[exit 1]", "[exit 2]"] * 50
     missing = "No such file or directory\n"
     yield from [f"cat: x: {missing}", f"head: cannot open 'x' for reading: {missing}"] * 50
 
 
-def build_tokenizer(seed: int = 0, vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; deterministic in `seed`."""
+def build_tokenizer(
+    families: Sequence[str] = ("notes", "tickets"), seed: int = 0, vocab_size: int = 2048
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE for these families, in whatever order; deterministic in `seed`. ConfigError: an unknown family.
+
+    vocab_size: tokens at most. Training stops below it where every unit has become one token: 782 tokens for the two
+    default families, about 1,250 for all ten.
+    """
+    families = sorted(set(families))
+    units = TOOL_UNITS if any(get_family(name).make(seed, 1).tools for name in families) else UNITS
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # A word with its leading space, or an option such as ` -n`, is one unit.
-            pre_tokenizers.Split(Regex(r" ?-?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(units), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -65,7 +83,7 @@ def build_tokenizer(seed: int = 0, vocab_size: int = 1024) -> PreTrainedTokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(corpus(seed), trainer)
+    backend.train_from_iterator(corpus(families, seed), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,

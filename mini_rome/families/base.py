@@ -10,6 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from mini_rome.errors import ConfigError
@@ -34,14 +35,29 @@ def split_of(content_hash: str) -> Split:
     return "private" if bucket == _PRIVATE else _BUCKETS[bucket % 4]
 
 
-def expect_tree(expected: Mapping[str, str], files: Mapping[str, bytes]) -> Verdict:
-    """1 when every expected file is there with exactly these contents, else 0 with the reason."""
+def expect_tree(expected: Mapping[str, str | None], files: Mapping[str, bytes], closed: str = "") -> Verdict:
+    """1 when every expected file is there with exactly these contents, else 0 with the reason.
+
+    None in place of contents: the file must not be there. closed: a pattern such as `kept/*`; no file that matches
+    it may be there besides the expected ones. Other files are free.
+    """
     for path, text in expected.items():
-        if path not in files:
+        if text is None:
+            if path in files:
+                return Verdict(0.0, f"{path} is still there")
+        elif path not in files:
             return Verdict(0.0, f"{path} is missing")
-        if files[path] != text.encode():
+        elif files[path] != text.encode():
             return Verdict(0.0, f"{path} has other contents than asked for")
+    for path in files if closed else ():
+        if path not in expected and fnmatchcase(path, closed):
+            return Verdict(0.0, f"{path} was not asked for")
     return Verdict(1.0, "all files as asked for")
+
+
+def missing_name(task: Task, rng: random.Random) -> str:
+    """A name that no file of the task has: what a wrong copy from an observation gives."""
+    return rng.choice([name for name in NAMES if name not in task.files])
 
 
 class Family(ABC):
