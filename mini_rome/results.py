@@ -25,7 +25,7 @@ from mini_rome.stats import cluster_bootstrap, pass_at_k
 
 ROWS, SUMMARY, RESPONSES = "rows.csv", "eval.json", "responses.jsonl"
 CAUSES = ("agent", "timeout", "infra")
-CUTS = ("group", "family", "domain", "difficulty", "language")  # what a summary is broken down by
+CUTS = ("group", "family", "domain", "difficulty", "chunks", "language")  # what a summary is broken down by
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def summaries(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
     for cut in CUTS:
         values = sorted({getattr(row, cut) for row in rows})
         if len(values) > 1:
-            found[cut] = {value: summary_of([r for r in rows if getattr(r, cut) == value]) for value in values}
+            found[cut] = {str(value): summary_of([r for r in rows if getattr(r, cut) == value]) for value in values}
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mini_rome.errors import ConfigError, UnsafeTask
-from mini_rome.harbor import load
+from mini_rome.harbor import fetches, load, load_tree
 
 WORD_COUNT = Path(__file__).parent / "data" / "tasks" / "word-count"
 
@@ -137,3 +137,104 @@ def test_a_task_without_image_and_dockerfile_is_refused(folder: Path) -> None:
     shutil.rmtree(folder / "environment")
     with pytest.raises(ConfigError, match="Dockerfile"):
         load(folder)
+
+
+def tree(root: Path, count: int) -> Path:
+    """Many tasks, named by their folders."""
+    for number in range(count):
+        shutil.copytree(WORD_COUNT, root / f"task-{number:03}")
+        path = root / f"task-{number:03}" / "task.toml"
+        path.write_text(path.read_text().replace('name = "word-count"', ""))
+    return root
+
+
+@pytest.mark.parametrize("under", [".", "tasks"])
+def test_of_500_tasks_3_broken_ones_are_listed_and_497_load(tmp_path: Path, under: str) -> None:
+    root = tree(tmp_path / under, 500)
+    (root / "task-007" / "task.toml").write_text("[task\n")
+    (root / "task-100" / "instruction.md").write_bytes("café".encode("latin-1"))
+    (root / "task-499" / "task.toml").unlink()
+    (root / "_common").mkdir()
+    (root / "notes.txt").write_text("no task")
+    tasks, broken = load_tree(tmp_path)
+    assert len(tasks) == 497 and len({task.name for task in tasks}) == 497
+    assert [each.folder.name for each in broken] == ["task-007", "task-100", "task-499"]
+    assert "task.toml:1:" in broken[0].error and "UTF-8" in broken[1].error and "No such file" in broken[2].error
+
+
+def test_one_folder_is_a_tree_of_one_and_no_folder_is_an_error(tmp_path: Path) -> None:
+    assert [task.name for task in load_tree(WORD_COUNT)[0]] == ["word-count"]
+    with pytest.raises(ConfigError, match="no task folder there"):
+        load_tree(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_tree(tmp_path / "nowhere")
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(WORD_COUNT, tmp_path / name)
+    with pytest.raises(ConfigError, match="both named 'word-count'"):
+        load_tree(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "shift-jis"])
+def test_an_instruction_in_another_encoding_is_an_error_with_its_line(folder: Path, encoding: str) -> None:
+    text = "first line\ncaf\u00e9\n" if encoding == "latin-1" else "first line\n\u4e2d\u6587\u8a9e\n"
+    (folder / "instruction.md").write_bytes(text.encode(encoding))
+    line = 1 if encoding == "utf-16" else 2
+    with pytest.raises(ConfigError, match=rf"instruction\.md:{line}: not UTF-8.*save the file as UTF-8"):
+        load(folder)
+
+
+def test_a_byte_order_mark_is_no_other_encoding(folder: Path) -> None:
+    (folder / "instruction.md").write_bytes(b"\xef\xbb\xbfDo it.\n")
+    assert load(folder).instruction == "Do it.\n"
+
+
+def test_an_error_of_the_toml_names_file_and_line(folder: Path) -> None:
+    text = (folder / "task.toml").read_text().replace("memory_mb = 512", "memory_mb = = 512")
+    (folder / "task.toml").write_text(text)
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if "= =" in each)
+    with pytest.raises(ConfigError, match=rf"task\.toml:{line}: "):
+        load(folder)
+
+
+def test_a_task_without_tests_or_with_an_empty_instruction_is_refused(folder: Path) -> None:
+    (folder / "instruction.md").write_text(" \n")
+    with pytest.raises(ConfigError, match="is empty"):
+        load(folder)
+    (folder / "instruction.md").write_text("x")
+    (folder / "tests" / "test.sh").unlink()
+    with pytest.raises(ConfigError, match="test.sh: missing"):
+        load(folder)
+
+
+def test_each_phase_has_its_network_policy(folder: Path) -> None:
+    assert (load(folder).agent_network, load(folder).verifier_network) == (False, False)
+    text = (folder / "task.toml").read_text()
+    path = folder / "task.toml"
+    path.write_text(text.replace("[verifier]", '[verifier]\nnetwork_mode = "public"'))
+    assert (load(folder).agent_network, load(folder).verifier_network) == (False, True)
+    path.write_text(text.replace("memory_mb = 512", "memory_mb = 512\nallow_internet = true"))
+    task = load(folder)
+    assert (task.agent_network, task.verifier_network) == (True, True)
+    assert any("which the agent's box never has" in note for note in task.notes)
+    path.write_text(text.replace("[verifier]", '[verifier]\nnetwork_mode = "fast"'))
+    with pytest.raises(ConfigError, match="network_mode = 'fast'"):
+        load(folder)
+
+
+def test_a_test_script_that_fetches_is_said_with_its_line_and_a_local_one_is_not(folder: Path) -> None:
+    assert fetches(load(folder)) == []
+    script = "#!/bin/bash\n# curl is not used here\ncurl http://localhost:80/\napt-get install -y curl\nuvx pytest\n"
+    (folder / "tests" / "test.sh").write_text(script)
+    assert [line.split("test.sh:")[1] for line in fetches(load(folder))] == [
+        "4: apt-get install -y curl", "5: uvx pytest"
+    ]  # fmt: skip
+
+
+def test_what_a_solution_must_leave_alone_is_read_relative_to_the_work_dir(folder: Path) -> None:
+    assert load(folder).inputs is None
+    path = folder / "task.toml"
+    path.write_text(path.read_text().replace('tags = ["wc"]', 'tags = ["wc"]\ninputs = ["/app/data/", "a.txt"]'))
+    assert load(folder).inputs == ("data", "a.txt")

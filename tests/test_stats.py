@@ -1,7 +1,16 @@
+import itertools
+
 import numpy as np
 import pytest
 
-from mini_rome.stats import interquartile_mean, stratified_bootstrap, success_rate, wilson
+from mini_rome.stats import (
+    cluster_bootstrap,
+    interquartile_mean,
+    pass_at_k,
+    stratified_bootstrap,
+    success_rate,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +77,57 @@ def test_bootstrap_repeats_for_a_seed_and_refuses_a_flat_list() -> None:
     assert stratified_bootstrap(scores, seed=3) != stratified_bootstrap(scores, seed=4)
     with pytest.raises(ValueError, match="seeds, tasks"):
         stratified_bootstrap([0.1, 0.2])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(k: int) -> None:
+    for successes in range(5):
+        outcomes = [1] * successes + [0] * (4 - successes)
+        subsets = list(itertools.combinations(outcomes, k))
+        assert pass_at_k(4, successes, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_is_unbiased_where_the_plug_in_estimate_is_not() -> None:
+    rate, n, k = 0.3, 5, 3
+    wins = np.random.default_rng(0).binomial(n, rate, size=20_000)
+    truth = 1 - (1 - rate) ** k
+    assert np.mean([pass_at_k(n, int(win), k) for win in wins]) == pytest.approx(truth, abs=0.005)
+    assert np.mean([1 - (1 - win / n) ** k for win in wins]) < truth - 0.05
+
+
+@pytest.mark.parametrize(("n", "successes", "k"), [(3, 1, 4), (3, 1, 0), (3, 4, 1), (0, 0, 1)])
+def test_impossible_pass_at_k_is_refused(n: int, successes: int, k: int) -> None:
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(n, successes, k)
+
+
+def test_runs_of_one_task_do_not_narrow_the_interval() -> None:
+    few = cluster_bootstrap([[1.0], [0.0], [1.0], [0.0]])
+    many = cluster_bootstrap([[1.0] * 50, [0.0] * 50, [1.0] * 50, [0.0] * 50])
+    assert few == many and few[2] - few[1] > 0.5
+
+
+def test_tasks_weigh_alike_whatever_the_number_of_their_runs() -> None:
+    assert cluster_bootstrap([[1.0] * 9, [0.0]])[0] == 0.5
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_where_all_tasks_agree_the_interval_still_has_a_width(value: float) -> None:
+    found, low, high = cluster_bootstrap([[value] * 3] * 24)
+    assert found == value and (low, high) == wilson(round(24 * value), 24) and high - low > 0.1
+
+
+def test_the_interval_over_tasks_covers_the_true_rate() -> None:
+    draw = np.random.default_rng(0)
+    covered = []
+    for _ in range(200):
+        rates = draw.beta(2, 2, size=30)  # tasks differ; their mean is 1/2
+        _, low, high = cluster_bootstrap([list(draw.binomial(1, rate, size=3)) for rate in rates], resamples=400)
+        covered.append(low <= 0.5 <= high)
+    assert np.mean(covered) > 0.88
+
+
+@pytest.mark.parametrize("clusters", [[], [[1.0], []]])
+def test_a_bootstrap_of_nothing_is_refused(clusters: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="at least one task"):
+        cluster_bootstrap(clusters)
