@@ -9,10 +9,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+import docker
 import pytest
 from boxes import close_pools, pool
 
 from mini_rome.sandbox import Sandbox
+from mini_rome.sandbox.engine import engine
 
 KINDS = {
     "T": "deadlines", "O": "output", "I": "input", "B": "background", "R": "resources", "C": "engine faults",
@@ -47,6 +49,12 @@ def tools_box() -> Iterator[Sandbox]:
     """A clean container of the image with python3, curl, ssh and their like."""
     with pool("docker", "mini-rome/tools:latest").box() as taken:
         yield taken
+
+
+@pytest.fixture
+def client() -> docker.DockerClient:
+    """The client that the boxes share."""
+    return engine().client
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
