@@ -87,14 +87,16 @@ def _run(task: Task, files: Files, name: str, arguments: str) -> str:
 
 def rehearse(task: Task, chunks: Iterable[str]) -> Iterator[tuple[str, StepResult]]:
     """Each call of these chunks with what it does, without a sandbox: on the task's files in memory."""
-    files = _Memory({path: text.encode() for path, text in task.files.items()})
+    files = Memory({path: text.encode() for path, text in task.files.items()})
     for body in (body for chunk in chunks for body in chunk.split("\n")):
         name, _, arguments = body.partition(" ")
         yield body, run_tool(task, files, name, arguments)
 
 
 @dataclass
-class _Memory:
+class Memory:
+    """Files without a sandbox."""
+
     files: dict[str, bytes]
 
     def read(self, path: str) -> bytes:

@@ -10,7 +10,7 @@ Chinese; in half of them all wishes are told at once.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -117,7 +117,7 @@ class Plan:
     goods: dict[str, dict[str, str]] = field(default_factory=dict)
     cart: list[str] = field(default_factory=list)
     wishes: list[str] = field(default_factory=list)
-    replies: list[list[str]] = field(default_factory=list)
+    replies: list[Sequence[str]] = field(default_factory=list)
     expert: list[list[str]] = field(default_factory=list)  # the calls of each chunk; the cart's end is added later
 
     def stock(self, kind: str, color: str) -> str:
@@ -150,8 +150,9 @@ class Plan:
         colors = rng.choice(TWO_COLOURS)
         first, second = (self.stock(kind, each) for each in colors)
         color = rng.choice(colors)
-        told = self.words["color"].format(value=color)
-        self._say(self.words[form].format(a=first, b=second, kind=kind, color=told), *[told] * (form == "ask"))
+        given = {"a": first, "b": second, "kind": kind, "color": self.words["color"].format(value=color)}
+        answer = [self.words["find"].format(**given)] if form == "ask" else []
+        self._say(self.words[form].format(**given), answer)
         if form != "pick":
             self.expert.append([call_body("search", kind=kind)])
         if form == "ask":
@@ -160,9 +161,9 @@ class Plan:
         self.expert += [[call_body("view", id=first)], [call_body("add", id=right)]]
         self.cart.append(right)
 
-    def _say(self, text: str, *replies: str) -> None:
+    def _say(self, text: str, answers: Sequence[str] = ()) -> None:
         self.wishes.append(text)
-        self.replies.append(list(replies))
+        self.replies.append(answers)
         if self.expert:
             self.expert[-1].append(call_body("say", text=self.words["next"]))
 
