@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser, _SubParsersAction
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from mini_rome import __version__, cli, doctor
+from mini_rome import __version__, cli, doctor, paper
 from mini_rome.doctor import Check
 from mini_rome.figures import COLUMNS
 from mini_rome.runs import write_csv, write_json
+
+WORD_COUNT = Path(__file__).parent / "data" / "tasks" / "word-count"
 
 
 def verbs(parser: ArgumentParser) -> Iterator[tuple[str, ArgumentParser]]:
@@ -52,6 +55,7 @@ def test_an_error_is_its_text_on_stderr_without_a_traceback() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("mini-rome: task 'nosuch' is unknown")
+    assert "notes-k8-test-0" in done.stderr and "orders-rollup" in done.stderr  # instances and folders
     assert len(done.stderr.splitlines()) <= 3
 
 
@@ -74,6 +78,71 @@ def test_tasks_show_prints_instruction_files_and_expert(capsys: pytest.CaptureFi
     assert cli.main(["tasks", "show", "notes-k3-train-0"]) == 0
     shown = capsys.readouterr().out
     assert "K = 3" in shown and "expert:" in shown and "---" in shown
+
+
+def test_tasks_list_has_families_and_folders_and_exits_1_for_a_broken_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("fine", "broken"):
+        shutil.copytree(WORD_COUNT, tmp_path / name)
+    (tmp_path / "broken" / "task.toml").write_text("[task")
+    assert cli.main(["tasks", "list", "--folders", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "notes" in shown and "word-count" in shown and "broken: " in shown and "task.toml:1:" in shown
+    assert cli.main(["tasks", "list", "--folders", "none"]) == 0
+    assert "folder" not in capsys.readouterr().out
+
+
+def test_tasks_show_prints_a_folder_with_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tasks", "show", "word-count", "--folders", str(WORD_COUNT)]) == 0
+    shown = capsys.readouterr().out
+    assert "data-processing, easy" in shown and "count.sh" in shown and "tests/test.sh (" in shown
+
+
+def test_an_unsafe_folder_is_loaded_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(WORD_COUNT, tmp_path / "task")
+    path = tmp_path / "task" / "task.toml"
+    path.write_text(path.read_text() + "privileged = true\n")
+    command = ["tasks", "list", "--folders", str(tmp_path)]
+    assert cli.main(command) == 1
+    assert "environment.privileged" in capsys.readouterr().out
+    assert cli.main([*command, "--allow-unsafe"]) == 0
+
+
+def test_tasks_stats_stand_beside_the_papers_benchmarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert cli.main(["eval", "--agent", "noop", "--sandbox", "sim", "--families", "notes", "--n", "2", "--out", out]) == 0
+    capsys.readouterr()
+    assert cli.main(["tasks", "stats", "--rows", f"{out}/rows.csv"]) == 0
+    shown = capsys.readouterr().out
+    table = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
+    assert [shown.count(f"Terminal-Bench {version}") for version in ("1.0", "2.0")] == [1, 1]
+    assert table["Terminal-Bench-Pro"][1:3] == ["400", "28.3"] and " 80 " in shown and " 89 " in shown
+    assert table["noop"][1] == "2" and table["noop"][-1] == "2"  # both tasks have a pass rate of 0 %
+    assert "data-processing" in table and "the paper's" in shown
+
+
+def test_tasks_new_says_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tasks", "new", "log-merge", "--into", str(tmp_path)]) == 0
+    assert f"mini-rome tasks validate --folders {tmp_path / 'log-merge'} log-merge" in capsys.readouterr().out
+    assert cli.main(["tasks", "new", "log-merge", "--into", str(tmp_path)]) == 2
+
+
+def test_validate_without_docker_proves_the_families_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    folders = ["--folders", str(WORD_COUNT)]
+    assert cli.main(["tasks", "validate", "notes", "word-count", "--sandbox", "sim", "--repeats", "1", *folders]) == 0
+    shown = capsys.readouterr().out
+    assert "1 task folders need Docker" in shown and "all 1 tasks proved" in shown
+    assert cli.main(["tasks", "validate", "notes", "--repeats", "-1", "--sandbox", "sim"]) == 2
+
+
+def test_figure_paper_tables_draws_figure_15(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "paper_tables.csv"
+    table.write_bytes(paper.TABLES.read_bytes())
+    monkeypatch.setattr(paper, "TABLES", table)
+    assert cli.main(["figure", "paper_tables"]) == 0
+    assert table.with_suffix(".png").stat().st_size > 5000
+    assert cli.main(["figure", "paper_tables", "--ours", str(tmp_path)]) == 2
 
 
 def test_figure_draws_a_runs_curve_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
