@@ -17,25 +17,28 @@ from mini_rome.experts import Start
 from mini_rome.loss import Level, calibrate
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.tasks import TaskChoice
-from mini_rome.types import Trajectory
+from mini_rome.types import Task, Trajectory
 
 
 def run_calibrate(model: str, choice: TaskChoice, backend: str, precision: str, seed: int) -> int:
     """The verb `calibrate`: percentiles of pi_old / mu at each level, and the threshold H they propose (eq. 8)."""
     console, tasks = Console(), choice.tasks()
     with open_pool(backend, 32, console) as pool:
-        loaded = Loaded.open(model, pool, seed, precision)
-        trajectories = loaded.rollout.collect([Start(task) for task in tasks], SamplingParams())
-    scored = [trajectory for trajectory in trajectories if trajectory.policy_turns]
-    columns = padded([mismatch(loaded.model, trajectory) for trajectory in scored])
+        columns = sampled_mismatch(Loaded.open(model, pool, seed, precision), tasks)
     keys = ("count", "p1", "p50", "p90", "p99", "max", "proposed")
     table = Table("level", *keys, box=None, pad_edge=False)
     for level in get_args(Level)[1:]:
         found = calibrate(*columns, level)
         table.add_row(level, f"{found['count']:.0f}", *(f"{found[key]:.6f}" for key in keys[1:]))
-    console.print(f"pi_old / mu; trainer float32, sampler {precision}; {len(scored)} episodes", markup=False)
+    console.print(f"pi_old / mu; trainer float32, sampler {precision}; {len(columns[0])} episodes", markup=False)
     console.print(table)
     return 0
+
+
+def sampled_mismatch(loaded: Loaded, tasks: Sequence[Task]) -> tuple[Tensor, Tensor, Tensor]:
+    """log pi_old, log mu and chunk ids of one episode per task, (B, T) each; episodes without a response left out."""
+    trajectories = loaded.rollout.collect([Start(task) for task in tasks], SamplingParams())
+    return padded([mismatch(loaded.model, trajectory) for trajectory in trajectories if trajectory.policy_turns])
 
 
 @torch.inference_mode()

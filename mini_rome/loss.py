@@ -56,12 +56,14 @@ class LossOutput:
 class _Chunks:
     """Means over chunks by scatter into (B, K + 1), and back to tokens by gather; slot 0 takes what is outside."""
 
-    def __init__(self, chunk_ids: Tensor, inside: Tensor, dtype: torch.dtype) -> None:
-        self.inside = inside  # (B, T) bool: in a chunk of a row that counts
+    def __init__(self, chunk_ids: Tensor, scorable: Tensor | None, dtype: torch.dtype) -> None:
+        """chunk_ids (B, T); scorable (B,) bool: the other rows are outside everywhere."""
         self.slot = chunk_ids + 1  # (B, T)
+        if scorable is not None:
+            self.slot *= scorable[:, None].long()
+        self.inside = self.slot > 0
         self.zeros = torch.zeros(len(chunk_ids), int(self.slot.max()) + 1, dtype=dtype, device=chunk_ids.device)
-        ones = self.zeros.new_ones(()).expand_as(self.slot)
-        self.size = self.zeros.scatter_add(1, self.slot, ones) * inside.any(dim=1, keepdim=True)  # |c|
+        self.size = self.zeros.scatter_add(1, self.slot, self.zeros.new_ones(()).expand_as(self.slot))  # |c|
         self.size[:, 0] = 0
         self.present = self.size > 0
 
@@ -72,6 +74,13 @@ class _Chunks:
     def mean(self, values: Tensor) -> Tensor:
         """(B, T), 0 outside -> (B, K + 1)."""
         return self.zeros.scatter_add(1, self.slot, values) / self.size.clamp(min=1)
+
+    def means(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """`mean` of two at once: one pass over the real and imaginary parts."""
+        both = torch.complex(first, second)
+        total = both.new_zeros(self.zeros.shape).scatter_add(1, self.slot, both)
+        count = self.size.clamp(min=1)
+        return total.real / count, total.imag / count
 
     def unit_mean(self, values: Tensor, chunk_mean: Tensor, level: Level) -> Tensor:
         """Mean of values over the level's unit: (B, T) at level "token", else (B, K + 1)."""
@@ -162,13 +171,14 @@ def ipa_loss(
     if mismatch_threshold <= 0:
         raise ValueError(f"mismatch_threshold={mismatch_threshold}: a bound on a ratio must be above 0")
     dtype = torch.promote_types(logps.dtype, torch.float32)
-    chunks = _Chunks(chunk_ids, (chunk_ids >= 0) & torch.isfinite(rewards)[:, None], dtype)
+    chunks = _Chunks(chunk_ids, torch.isfinite(rewards), dtype)
     theta = chunks.only(logps)
     with torch.no_grad():
         positive = (rewards > 0)[:, None]  # (B, 1)
-        log_ratio = chunks.only(theta - old_logps)
-        mismatch = chunks.only(old_logps.to(dtype) - sampler_logps)
-        chunk_ratio, chunk_mismatch = chunks.mean(log_ratio), chunks.mean(mismatch)
+        old = chunks.only(old_logps)
+        log_ratio = theta - old
+        mismatch = old.sub_(chunks.only(sampler_logps))
+        chunk_ratio, chunk_mismatch = chunks.means(log_ratio, mismatch)
         ratio = chunks.unit_mean(log_ratio, chunk_ratio, ratio_level)
         limit = math.inf if mask_level == "none" else math.log(mismatch_threshold)
         keep = chunks.unit_mean(mismatch, chunk_mismatch, mask_level) <= limit
@@ -204,7 +214,7 @@ def imitation_loss(
     >>> imitation_loss(torch.tensor([[-3.0, -1.0]]), torch.tensor([[-1, 0]]), torch.tensor([[0.0, 0.5]]))
     tensor(0.5000)
     """
-    chunks = _Chunks(chunk_ids, chunk_ids >= 0, torch.promote_types(logps.dtype, torch.float32))
+    chunks = _Chunks(chunk_ids, None, torch.promote_types(logps.dtype, torch.float32))
     return -chunks.reduce(chunks.only(chunk_returns) * chunks.only(logps), aggregation, num_items)
 
 
@@ -222,7 +232,7 @@ def _metrics(
     tokens, count, negatives = (x.sum() for x in (chunks.size, chunks.present, chunks.present & ~positive))
     row_mass = torch.linalg.vector_norm(weight, 1, dim=1, keepdim=True)  # (B, 1)
     mass, positive_mass = row_mass.sum(), (row_mass * positive).sum()
-    gap, step = mismatch.abs(), log_ratio.abs()
+    gap, step = mismatch.abs_(), log_ratio.abs_()  # in place: nothing reads their signs any more
     pairs = [
         (masked.sum(), count),
         ((clipped * ~positive).sum(), negatives),
@@ -259,21 +269,29 @@ def merge_metrics(stacked: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def calibrate(old_logps: Tensor, sampler_logps: Tensor, chunk_ids: Tensor, level: Level) -> dict[str, float]:
-    """Percentiles of pi_old / mu over the units of a level, and a proposed H: its 99th percentile (not in the paper).
+def mismatch_ratios(old_logps: Tensor, sampler_logps: Tensor, chunk_ids: Tensor, level: Level) -> Tensor:
+    """pi_old / mu of every unit of a level, (n,) float64: what eq. 8 compares with H.
 
-    Arguments as in `ipa_loss`; level token, chunk or sequence. Keys: count, p1, p50, p90, p99, max, proposed. The
-    proposal is at least 1.001: nearer to 1 a mask would fire on rounding. ValueError: no chunk in the batch.
+    Arguments as in `ipa_loss`; level token, chunk or sequence. ValueError: no chunk in the batch.
     """
-    chunks = _Chunks(chunk_ids, chunk_ids >= 0, torch.float64)
+    chunks = _Chunks(chunk_ids, None, torch.float64)
     mismatch = chunks.only(old_logps.double() - sampler_logps.double())
     unit = chunks.unit_mean(mismatch, chunks.mean(mismatch), level)
     real = chunks.inside if level == "token" else chunks.present
     if level == "sequence":
         unit, real = unit[:, 0], real.any(dim=1)
-    ratios = unit[real].exp()
-    if not len(ratios):
+    if not real.any():
         raise ValueError("no chunk in the batch: nothing to calibrate the mismatch threshold on")
+    return unit[real].exp()
+
+
+def calibrate(old_logps: Tensor, sampler_logps: Tensor, chunk_ids: Tensor, level: Level) -> dict[str, float]:
+    """Percentiles of `mismatch_ratios`, and a proposed H: their 99th percentile (not in the paper).
+
+    Keys: count, p1, p50, p90, p99, max, proposed. The proposal is at least 1.001: nearer to 1 a mask would fire on
+    rounding.
+    """
+    ratios = mismatch_ratios(old_logps, sampler_logps, chunk_ids, level)
     points = {"p1": 0.01, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     result = {name: ratios.quantile(q).item() for name, q in points.items()}
     return {"count": float(len(ratios)), **result, "proposed": max(result["p99"], 1.001)}

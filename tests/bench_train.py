@@ -45,6 +45,7 @@ from mini_rome.types import Trajectory  # noqa: E402
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "bench_train.json"
 SIZES = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
+Clocks = tuple[float, float]  # seconds on the wall, and of processor time over all threads
 LIMITS = {"step_ratio_high": 1.05, "loss_share": 0.02, "loss_ms_long": 5.0, "memory_ratio": 1.0}
 
 
@@ -124,14 +125,14 @@ def optimiser_step(trainer: GRPOTrainer) -> Callable[[], None]:
     return step
 
 
-def seconds(function: Callable[[], object]) -> tuple[float, float]:
+def seconds(function: Callable[[], object]) -> Clocks:
     """On the wall, and of processor time: on a busy machine only the second means much."""
     wall, processor = time.perf_counter(), time.process_time()
     function()
     return time.perf_counter() - wall, time.process_time() - processor
 
 
-def medians(function: Callable[[], object], repeats: int) -> tuple[float, float]:
+def medians(function: Callable[[], object], repeats: int) -> Clocks:
     function()  # warm up
     wall, processor = zip(*(seconds(function) for _ in range(repeats)), strict=True)
     return statistics.median(wall), statistics.median(processor)
@@ -162,8 +163,8 @@ def ratio(times: np.ndarray) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-def loss_seconds(rows: int, tokens: int, chunks: int, repeats: int = 20) -> tuple[float, float]:
-    """chunk_returns, ipa_loss and its backward to the log-probs; the median of `repeats` calls."""
+def loss_seconds(rows: int, tokens: int, chunks: int, repeats: int = 100) -> tuple[Clocks, Clocks]:
+    """chunk_returns and ipa_loss; the same with the backward to the log-probs: medians of `repeats` calls."""
     generator = torch.Generator().manual_seed(0)
     ids = (torch.arange(tokens) * chunks // tokens).repeat(rows, 1)
     ids[:, :: tokens // chunks] = -1
@@ -172,13 +173,13 @@ def loss_seconds(rows: int, tokens: int, chunks: int, repeats: int = 20) -> tupl
     rewards[::2] = -1.0
     logps.requires_grad_()
 
-    def once() -> None:
-        ipa_loss(logps, other, other, ids, chunk_returns(ids, rewards, 0.95), rewards).loss.backward()
+    def forward() -> torch.Tensor:
+        return ipa_loss(logps, other, other, ids, chunk_returns(ids, rewards, 0.95), rewards).loss
 
-    return medians(once, repeats)
+    return medians(forward, repeats), medians(lambda: forward().backward(), repeats)
 
 
-def forward_backward_seconds(rows: int, tokens: int, repeats: int = 3) -> tuple[float, float]:
+def forward_backward_seconds(rows: int, tokens: int, repeats: int = 3) -> Clocks:
     """Of the tiny model, in micro-batches of 16 rows."""
     model = build_model(parts()[0])
     ids = torch.randint(5, len(parts()[0]), (rows, tokens), generator=torch.Generator().manual_seed(0))
@@ -216,7 +217,8 @@ def main() -> None:
         return
     memory = {kind: peak_in_a_process(kind) for kind in ("ipa", "grpo")}
     times = step_times(options.pairs)
-    loss, model, long = loss_seconds(64, 512, 8), forward_backward_seconds(64, 512), loss_seconds(64, 4096, 32)
+    (_, loss), model = loss_seconds(64, 512, 8), forward_backward_seconds(64, 512)
+    long, long_backward = loss_seconds(64, 4096, 32)
     record = provenance("sim", "recorded", 0) | {"threads": torch.get_num_threads(), "pairs": options.pairs}
     record |= {"limits": LIMITS, "peak_mb": memory}
     for index, clock in enumerate(("wall", "processor")):
@@ -228,6 +230,7 @@ def main() -> None:
             "memory_ratio": memory["ipa"] / memory["grpo"],
         }
         record[clock] = found | {"step": step, "loss_ms": 1000 * loss[index], "model_ms": 1000 * model[index]}
+        record[clock] |= {"loss_and_backward_ms_long": 1000 * long_backward[index]}
         interval = f"{step['median']:.3f} [{step['low']:.3f}, {step['high']:.3f}]"
         print(f"{clock}: IPA step / GRPO step {interval} over {options.pairs} pairs")
         for name, value in found.items():
