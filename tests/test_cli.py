@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def test_an_unsafe_folder_is_loaded_only_where_asked(tmp_path: Path, capsys: pyt
 
 def test_tasks_stats_stand_beside_the_papers_benchmarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
-    assert cli.main(["eval", "--agent", "noop", "--sandbox", "sim", "--families", "notes", "--n", "2", "--out", out]) == 0
+    options = ["--sandbox", "sim", "--families", "notes", "--n", "2", "--out", out]
+    assert cli.main(["eval", "--agent", "noop", *options]) == 0
     capsys.readouterr()
     assert cli.main(["tasks", "stats", "--rows", f"{out}/rows.csv"]) == 0
     shown = capsys.readouterr().out
@@ -157,7 +159,7 @@ def test_figure_draws_a_runs_curve_and_says_where(tmp_path: Path, capsys: pytest
 
 def test_figure_of_an_unknown_name_says_what_it_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["figure", "nosuch"]) == 2
-    assert "recipes/results/nosuch.csv does not exist" in capsys.readouterr().err
+    assert re.search(r"recipes/results/nosuch\.(csv|json) does not exist", capsys.readouterr().err)
 
 
 def test_doctor_exits_1_on_a_failed_check_only(capsys: pytest.CaptureFixture[str]) -> None:
