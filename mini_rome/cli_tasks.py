@@ -105,7 +105,7 @@ def show_folder(task: TaskFolder) -> list[str]:
 
 def run_stats(options: argparse.Namespace) -> int:
     from mini_rome.results import wide_console
-    from mini_rome.task_stats import stats_tables
+    from mini_rome.tasks_stats import stats_tables
 
     tasks, broken = load_folders(options)
     for table in stats_tables(tasks, options.rows):
