@@ -161,6 +161,8 @@ class TRLEnv:
     reach `reset`. Use it with TRL's own tool loop; IPA uses `rollout.py`, which records token ids.
     """
 
+    _calls_per_turn = 1  # TRL hands over each call of a response alone, so each is a turn here
+
     def __init__(self) -> None:
         self._env: Env | None = None
         self._reward: float | None = 0.0
@@ -169,7 +171,7 @@ class TRLEnv:
         """Start the instance that the row names; returns its instruction."""
         if self._env is not None:
             self._env.close()
-        self._env, self._reward = make(family, chunks, seed, backend), 0.0
+        self._env, self._reward = make(family, chunks, seed, backend, (chunks + 4) * self._calls_per_turn), 0.0
         return self._env.reset()[0]
 
     def get_reward(self) -> float | None:

@@ -16,6 +16,8 @@ from mini_rome.trace import Call
 class JSONToolEnv(TRLEnv):
     """What both share: the customer, and the end."""
 
+    _calls_per_turn = 3  # in the families' own counting, a response makes up to three
+
     def say(self, text: str) -> str:
         """Say something to the customer.
 

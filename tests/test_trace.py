@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import regex
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +18,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from mini_rome.errors import ConfigError
 from mini_rome.experts import play, script
 from mini_rome.families import FAMILIES, get_family
-from mini_rome.model import SPECIAL_TOKENS, build_model, build_tokenizer, load_model
+from mini_rome.model import SPECIAL_TOKENS, TOOL_UNITS, build_model, build_tokenizer, load_model
 from mini_rome.sandbox import Pool
-from mini_rome.trace import CALL, CALL_END, IM_END, IM_START, Call, ChatFormat, context_ids, parse_response, shown
+from mini_rome.tools import call_body, rehearse
+from mini_rome.trace import (
+    CALL,
+    CALL_END,
+    IM_END,
+    IM_START,
+    TOOL_RESPONSE_TEMPLATE,
+    Call,
+    ChatFormat,
+    call_bodies,
+    context_ids,
+    parse_response,
+    shown,
+)
 from mini_rome.types import StepResult, Task, Verdict
 
 CHAT: ChatFormat = chat()
@@ -198,6 +213,98 @@ def test_commands_are_short(name: str, longest: int, mean: float) -> None:
     assert max(lengths) <= longest
     assert sum(lengths) / len(lengths) < mean
     assert len(CHAT.response("ls", submit=True)) - len(CHAT.response("ls")) == 3
+
+
+# -- a task's own tools ---------------------------------------------------------------------------------------------
+
+TOOLED = replace(get_family("retail").make(0, 2), expert=("x",))
+VALUES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=6).filter(lambda text: CALL_END not in text)
+ARGUMENTS = st.dictionaries(st.sampled_from(["id", "item", "to", "text"]), VALUES, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(["cancel", "buy", "say"]), ARGUMENTS), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (f'{CALL}cancel {{"item":"oak"}}{CALL_END}', [("cancel", '{"item":"oak"}')]),
+        (f"{CALL}buy{CALL_END}{CALL}submit{CALL_END}", [("buy", ""), ("submit", "")]),
+        (f"{CALL}cancel {{broken{CALL_END}{CALL}fly{CALL_END}", [("cancel", "{broken"), ("fly", "")]),
+        (f"{CALL}bash ls{CALL_END}", [("bash", "ls")]),
+    ],
+)
+def test_a_task_with_tools_leaves_names_and_arguments_to_the_environment(text: str, calls: list) -> None:
+    response = parse_response(text, TOOLED)
+    assert (response.problem, response.calls) == ("", tuple(Call(*found) for found in calls))
+    assert [call.text for call in response.calls][0] in ("ls", text.split(CALL_END)[0].removeprefix(CALL))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"{CALL}{CALL_END}", "unknown tool ''"),
+        (f'{CALL}{{"name":"cancel"}}{CALL_END}', "unknown tool '{\"name\":\"cancel\"}'"),
+        (f"{CALL}submit now{CALL_END}", "unknown tool 'submit'"),
+        (f"{CALL}buy{CALL_END}{CALL}buy", "tool call not closed"),
+        ("buy", "no tool call"),
+    ],
+)
+def test_what_is_no_call_is_malformed_with_tools_too(text: str, problem: str) -> None:
+    assert parse_response(text, TOOLED).problem == problem
+
+
+def test_tools_of_one_task_are_unknown_to_another() -> None:
+    assert parse_response(f"{CALL}buy{CALL_END}", get_family("notes").make(0, 1)).problem == "unknown tool 'buy'"
+
+
+@settings(max_examples=80, deadline=None)
+@given(calls=CALLS, submit=st.booleans(), instruction=TEXTS, output=TEXTS)
+def test_json_calls_are_written_alike_by_format_and_template_and_read_back(
+    calls: list, submit: bool, instruction: str, output: str
+) -> None:
+    chunk = "\n".join(call_body(name, **arguments) for name, arguments in calls)
+    told = messages(instruction, [])
+    asked = [call(name, **arguments) for name, arguments in calls] + [call("submit")] * submit
+    told.append({"role": "assistant", "content": "", "tool_calls": asked})
+    ids = [*CHAT.prompt(instruction), *CHAT.response(chunk, submit, TOOLED)]
+    assert CHAT.decode(ids) + "\n" == render(told)
+    assert CHAT.decode([*ids, *CHAT.observation("")]).startswith(render(told))  # what follows changes nothing
+    text = CHAT.decode(CHAT.response(chunk, submit, TOOLED))
+    parsed = tokenizer().parse_response(
+        text, prefix=render(messages("do", []), add_generation_prompt=True), schema=TOOL_RESPONSE_TEMPLATE
+    )
+    assert parsed["tool_calls"] == asked
+
+
+def test_arguments_the_template_cannot_read_are_left_out_not_guessed() -> None:
+    prefix = render(messages("do it", []), add_generation_prompt=True)
+    cases = (("cancel {broken", {}), ('cancel {"item":7}', {}), ('a {"b": "c \\" d"}', {"b": 'c " d'}))
+    for body, arguments in cases:
+        text = f"{CALL}{body}{CALL_END}{IM_END}"
+        parsed = tokenizer().parse_response(text, prefix=prefix, schema=TOOL_RESPONSE_TEMPLATE)
+        assert parsed["tool_calls"] == [call(body.split()[0], **arguments)]
+
+
+def test_an_experts_chunk_is_one_bash_call_or_the_lines_of_a_task_with_tools() -> None:
+    assert call_bodies("cat a\ncat b") == call_bodies("cat a\ncat b", get_family("notes").make(0, 1)) == [
+        "bash cat a\ncat b"
+    ]
+    assert call_bodies("buy\nsubmit", TOOLED) == ["buy", "submit"]
+
+
+@pytest.mark.parametrize("name", ["retail", "shop"])
+def test_words_of_the_tool_families_are_single_tokens(name: str) -> None:
+    """Tools, JSON keys with their punctuation, names and the Chinese words: a token each."""
+    form = ChatFormat(build_tokenizer(["retail", "shop"]))
+    assert len(form.tokenizer) < 1024
+    pattern = regex.compile(TOOL_UNITS)
+    tasks = [FAMILIES[name].make(seed, 8) for seed in range(60)]
+    assert {task.language for task in tasks} == {"en", "zh"}
+    for task in tasks:
+        bodies = [body for chunk in task.expert for body in chunk.split("\n")]
+        for text in [*bodies, *(result.output for _, result in rehearse(task, task.expert))]:
+            assert "".join(pattern.findall(text)) == text
+            assert len(form.encode(text)) <= len(pattern.findall(text)), text
+            assert form.decode(form.encode(text)) == text
 
 
 def test_names_and_commands_are_single_tokens() -> None:
