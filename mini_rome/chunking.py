@@ -89,7 +89,8 @@ def pack(trajectory: Trajectory, prefix: Literal["prompt", "completion"] = "prom
     prefix "prompt" puts the expert prefix (its observations too) into prompt_ids: cheapest, and never trained.
     prefix "completion" keeps it among the completion tokens, env_mask 0, numbered in il_chunk_ids for the imitation
     term. Without policy turns the completion has no chunk, and with prefix "prompt" it is empty.
-    ValueError: a policy response without tokens, or whose ids and log-probs differ in length.
+    VerifierError: the ids were rebuilt from text, or the verdict may be forged. ValueError: a policy response without
+    tokens, or whose ids and log-probs differ in length.
 
     >>> from mini_rome.types import Task, Trajectory, Turn, Verdict
     >>> task = Task("t", "f", "d", "do it", {}, ("ls", "cat a"), lambda files: Verdict(1.0))
@@ -101,7 +102,7 @@ def pack(trajectory: Trajectory, prefix: Literal["prompt", "completion"] = "prom
     >>> sample.completion_ids, sample.env_mask, sample.chunk_ids, sample.il_chunk_ids
     ([5, 2, 7, 6], [0, 0, 0, 1], [-1, -1, -1, 0], [0, 0, -1, -1])
     """
-    trajectory.check_trainable()
+    trajectory.check_sampled()
     tokens: list[int] = []
     logprobs: list[float] = []
     boundary = 0  # where the policy takes over, in completion tokens
