@@ -47,7 +47,7 @@ class Maze(Family):
             name=self.name,
             family=self.name,
             domain=self.domain,
-            instruction=f"Light the rooms on the way; take the door that fits the key.\n{maps[0]}",
+            instruction=f"Light each room on the way by room.lit; take the door that fits the key.\n{maps[0]}",
             files=files,
             expert=tuple(f"touch {room}.lit && cat {room}" for room in way),
             check=partial(expect_tree, {**files, **{f"{room}.lit": "" for room in way}}, closed="*.lit"),
