@@ -457,7 +457,8 @@ def test_merging_pools_means_and_keeps_the_worst_extremes() -> None:
 @pytest.mark.parametrize("level", oracle.LEVELS)
 def test_the_arguments_are_left_as_they_were(level) -> None:
     logps = -torch.arange(1.0, 6.0).repeat(2, 1).requires_grad_()
-    given = [logps, logps.detach() - 0.1, logps.detach() - 0.2, torch.tensor([[0, 0, 0, -1, 1], [-1, 0, -1, -1, -1]]), torch.ones(2, 5), torch.ones(2)]
+    ids = torch.tensor([[0, 0, 0, -1, 1], [-1, 0, -1, -1, -1]])
+    given = [logps, logps.detach() - 0.1, logps.detach() - 0.2, ids, torch.ones(2, 5), torch.ones(2)]
     before = [each.clone() for each in given]
     ipa_loss(*given, ratio_level=level, mask_level=level).loss.backward()
     assert all(torch.equal(now, then) for now, then in zip(given, before, strict=True))
