@@ -29,6 +29,7 @@ SIZES: Mapping[str, tuple[float, float | None]] = {
 TASKS = {"Terminal-Bench 1.0": 80, "Terminal-Bench 2.0": 89, "Terminal-Bench-Pro": 400}
 CHECKS_A_TASK = 28.3  # of Terminal-Bench-Pro
 GROUPS = ("terminal", "tool-use", "general")
+MARKERS = "os^v"  # of the models in SIZES, in order
 
 
 @dataclass(frozen=True)
@@ -81,45 +82,53 @@ def paper_lines(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def our_point(folder: str | Path) -> tuple[float, float, str]:
-    """(billions of parameters, success in per cent, label) of a checkpoint's evaluation, for the figure.
+@dataclass(frozen=True)
+class Ours:
+    """Our own model in the figure: billions of parameters, success in per cent by group, a label."""
 
-    Raises MiniRomeError where the folder holds none.
-    """
+    size: float
+    scores: Mapping[str, float]
+    label: str
+
+
+def our_point(folder: str | Path) -> Ours:
+    """The point of a checkpoint's evaluation, by group. Raises MiniRomeError where the folder holds none."""
     path = Path(folder) / "eval.json"
     try:
         record = json.loads(path.read_text("utf-8"))
-        success, size = record["results"]["all"]["all"]["avg"], record["parameters"]
-        return size / 1e9, 100 * success, f"mini-rome, {size / 1e6:.1f} M ({record['backend']})"
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        results, size = record["results"], record["parameters"]
+        groups = results.get("group") or {"terminal": results["all"]["all"]}
+        scores = {name: 100 * each["avg"] for name, each in groups.items() if each["avg"] is not None}
+        return Ours(size / 1e9, scores, f"mini-rome, {size / 1e6:.1f} M ({record['backend']})")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise MiniRomeError(
             f"{path}: no evaluation of a checkpoint ({error}); make one: mini-rome eval --out {folder}"
         ) from None
 
 
-def performance_against_parameters(
-    png: str | Path, group: str = "terminal", ours: tuple[float, float, str] | None = None
-) -> Path:
-    """Draw the paper's figure 15: average score over total parameters, for the models whose sizes are given.
+def performance_against_parameters(png: str | Path, ours: Ours | None = None) -> Path:
+    """Draw the paper's figure 15 by group: average score over total parameters, for models whose sizes are given.
 
-    ours: (billions of parameters, score in per cent, label) of our own model, drawn apart: its tasks are others.
+    Ours is drawn apart: its tasks are others.
     """
-    points = [(SIZES[s.model][0], s) for s in paper_scores()
-              if s.group == group and s.benchmark == "average" and s.model in SIZES]  # fmt: skip
-    figure = Figure(figsize=(6.4, 4.2), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for size, score in points:
-        axes.scatter(size, score.score, color="0.45", marker="o", s=36)
-        axes.annotate(score.model, (size, score.score), textcoords="offset points", xytext=(6, 4), fontsize=7)
-    axes.scatter([], [], color="0.45", marker="o", label="the paper's, on its own benchmarks")
-    if ours is not None:
-        axes.scatter(ours[0], ours[1], color="#d55e00", marker="D", s=40, label=f"{ours[2]}, on our mini tasks")
-    axes.set(xscale="log", xlabel="parameters in all (billions, log scale)", ylabel="average success (%)",
-             ylim=(0, 100 if ours else None), title=f"Performance against parameters: {group}")  # fmt: skip
-    axes.legend(loc="best", fontsize=7, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    source = "grey: arXiv:2512.24873, models whose size it gives; other tasks than ours"
-    figure.supxlabel(source, fontsize=7, color="0.35")
+    scores = paper_scores()
+    figure = Figure(figsize=(9.6, 4.0), dpi=120, layout="constrained")
+    panels = figure.subplots(1, len(GROUPS), sharex=True, sharey=True)
+    for axes, group in zip(panels, GROUPS, strict=True):
+        for marker, (model, (size, _)) in zip(MARKERS, SIZES.items(), strict=True):
+            if (score := average(scores, group, model)) is not None:
+                axes.scatter(size, score, color="0.35", marker=marker, s=34, label=f"{model} (the paper's)")
+        if ours is not None and group in ours.scores:
+            axes.scatter(ours.size, ours.scores[group], color="#d55e00", marker="D", s=34, label=ours.label)
+        axes.set(xscale="log", title=group, xlim=(2e-4 if ours else 1.0, 2000), ylim=(0, 105 if ours else 62))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("average success (%)")
+    panels[1].set_xlabel("parameters in all (billions)")
+    drawn = [pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    legend = {text: handle for handle, text in drawn}
+    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=3, fontsize=7, frameon=False)
+    source = "grey: arXiv:2512.24873, the models whose size it gives, on its own benchmarks"
+    figure.supxlabel(source + ("; orange: ours, on our mini tasks" if ours else ""), fontsize=7, color="0.35")
     with replacing(png) as spare:
         figure.savefig(spare, format="png", metadata={"Software": None})
     return Path(png)

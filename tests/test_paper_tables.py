@@ -12,6 +12,7 @@ from mini_rome.paper import (
     COLUMNS,
     OURS,
     SIZES,
+    Ours,
     average,
     our_point,
     paper_lines,
@@ -84,7 +85,7 @@ def test_a_damaged_table_is_named_with_its_line(tmp_path: Path) -> None:
 def test_the_figure_shows_models_of_known_size_and_ours_apart(tmp_path: Path) -> None:
     record = {"results": {"all": {"all": {"avg": 0.5}}}, "parameters": 1_000_000, "backend": "sim"}
     (tmp_path / "eval.json").write_text(json.dumps(record))
-    assert our_point(tmp_path) == (0.001, 50.0, "mini-rome, 1.0 M (sim)")
+    assert our_point(tmp_path) == Ours(0.001, {"terminal": 50.0}, "mini-rome, 1.0 M (sim)")
     bare = performance_against_parameters(tmp_path / "a.png").read_bytes()
     with_ours = performance_against_parameters(tmp_path / "b.png", ours=our_point(tmp_path)).read_bytes()
     assert min(len(bare), len(with_ours)) > 5000 and bare != with_ours
