@@ -212,9 +212,9 @@ def run_figure(options: argparse.Namespace) -> int:
         ours = None if options.ours is None else our_point(options.ours)
         print(performance_against_parameters(TABLES.with_suffix(".png"), ours=ours))
         return 0
-    from mini_rome.figures import learning_curve, locate
+    from mini_rome.figures import locate, redraw
 
-    print(learning_curve(*locate(options.name)))
+    print(redraw(*locate(options.name)))
     return 0
 
 

@@ -90,6 +90,14 @@ def locate(name: str | Path) -> tuple[Path, Path, Path]:
     return table, table.with_suffix(".json"), table.with_suffix(".png")
 
 
+def redraw(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
+    """Draw what the JSON's field `figure` names; a run's own summary has none and is a learning curve."""
+    kind = read_summary(summary_json).get("figure", "learning_curve")
+    if kind not in DRAWINGS:
+        raise MiniRomeError(f"{summary_json}: no figure {kind!r}; there are {', '.join(DRAWINGS)}")
+    return DRAWINGS[kind](rows_csv, summary_json, png)
+
+
 def learning_curve(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
     """Draw train success, test success with Wilson intervals, and the start position over the optimiser's steps."""
     rows, summary = read_rows(rows_csv), read_summary(summary_json)
@@ -106,10 +114,51 @@ def learning_curve(rows_csv: str | Path, summary_json: str | Path, png: str | Pa
     start.set_ylim(bottom=0)
     for axes in (success, start):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(caption(rows, summary), fontsize=7, color="0.35")
+    return save(figure, caption(rows, summary), png)
+
+
+def save(figure: Figure, text: str, png: str | Path) -> Path:
+    """Write the picture with its caption, whole or not at all, the same bytes each time."""
+    figure.supxlabel(text, fontsize=7, color="0.35")
     with replacing(png) as spare:
         figure.savefig(spare, format="png", metadata={"Software": None})
     return Path(png)
+
+
+def mask_firing(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
+    """Draw how pi_old / mu is distributed over chunks, and the share that eq. 8 masks at each threshold H.
+
+    Rows: variant is the sampler's precision, metric token_ratio, chunk_ratio or sequence_ratio, value the quantile of
+    the ratio at `step` per mille.
+    """
+    rows, summary = read_rows(rows_csv), read_summary(summary_json)
+    if not any(row.metric == "chunk_ratio" for row in rows):
+        raise MiniRomeError(f"{rows_csv} has no row with metric chunk_ratio: there is no ratio to draw.")
+    figure = Figure(figsize=(8.6, 4.2), dpi=120, layout="constrained")
+    spread, masked = figure.subplots(1, 2)
+    for colour, variant in zip(COLOURS, dict.fromkeys(row.variant for row in rows), strict=False):
+        mine = [row for row in rows if row.variant == variant]
+        for style, level in zip((":", "-", "--"), ("token", "chunk", "sequence"), strict=True):
+            steps, ratios = series(mine, f"{level}_ratio")  # mean over seeds of each quantile
+            excess, above = [ratio - 1 for ratio in ratios], [1 - step / 1000 for step in steps]
+            masked.plot(excess, above, style, color=colour, label=f"{variant}, {level}s")
+        for seed in dict.fromkeys(row.seed for row in mine):
+            steps, ratios = series([row for row in mine if row.seed == seed], "chunk_ratio")
+            spread.plot(ratios, [step / 1000 for step in steps], color=colour, lw=0.7, label=variant)
+    handles = dict(zip(*spread.get_legend_handles_labels()[::-1], strict=True))  # one entry per precision
+    spread.legend(handles.values(), handles.keys(), fontsize=8, frameon=False)
+    spread.set(xlabel="pi_old / mu of a chunk", ylabel="share of chunks at or below", title="Sampler against trainer")
+    spread.set_yscale("logit")  # room for both tails
+    masked.axvline(summary["mismatch_threshold"] - 1, color="0.6", lw=0.8)
+    masked.set(title="Firing of the mask (eq. 8)", xlabel="threshold: H - 1 (grey: the default)", ylabel="share masked")
+    masked.set(xscale="log", yscale="log", xlim=(1e-8, 1))
+    masked.legend(fontsize=8, frameon=False)
+    seeds = ", ".join(dict.fromkeys(row.seed for row in rows))
+    text = (
+        f"sandbox {summary['backend']}; {summary['episodes']} episodes a precision and seed; seeds {seeds}; "
+        f"trainer float32; commit {summary['commit']}"
+    )
+    return save(figure, text, png)
 
 
 def draw_variant(success: Axes, start: Axes, rows: Sequence[Row], variant: str, colour: str) -> None:
@@ -183,3 +232,6 @@ def caption(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
         f"{backend}; sampler {sampler}; seed {seeds}; n = {n} test episodes a point\n"
         f"bars: 95 % Wilson intervals; commit {commit}"
     )
+
+
+DRAWINGS = {"learning_curve": learning_curve, "mask_firing": mask_firing}

@@ -98,6 +98,53 @@ def test_a_run_folder_and_a_csv_locate_their_three_files(tmp_path: Path) -> None
     assert [path.name for path in figures.locate(tmp_path / "x.csv")] == ["x.csv", "x.json", "x.png"]
 
 
+def make_ratios() -> list[Row]:
+    """Two seeds of a float32 sampler without mismatch, and of a bfloat16 sampler with ratios from 0.95 to 1.05."""
+    return [
+        Row(variant, seed, "all", step, f"{level}_ratio", 1 + spread * (step / 1000 - 0.5))
+        for variant, spread in (("float32", 1e-6), ("bfloat16", 0.1))
+        for seed in "01"
+        for level in ("token", "chunk", "sequence")
+        for step in range(0, 1001, 50)
+    ]
+
+
+FIRING = SUMMARY | {"figure": "mask_firing", "mismatch_threshold": 1.02, "episodes": 64}
+
+
+def test_the_json_names_the_figure_that_is_drawn(tmp_path: Path) -> None:
+    table, info, png = save(tmp_path, make_ratios(), FIRING)
+    first = figures.redraw(table, info, png).read_bytes()
+    assert first[:8] == b"\x89PNG\r\n\x1a\n" and figures.mask_firing(table, info, png).read_bytes() == first
+    write_json(info, FIRING | {"figure": "learning_curve"})
+    with pytest.raises(MiniRomeError, match="no row with metric test_success"):
+        figures.redraw(table, info, png)
+    write_json(info, FIRING | {"figure": "pie"})
+    with pytest.raises(MiniRomeError, match="no figure 'pie'; there are learning_curve, mask_firing"):
+        figures.redraw(table, info, png)
+
+
+def test_a_summary_that_names_no_figure_is_a_learning_curve(tmp_path: Path) -> None:
+    paths = save(tmp_path, make_rows())
+    assert figures.redraw(*paths).read_bytes() == learning_curve(*paths).read_bytes()
+
+
+def test_the_firing_depends_on_the_ratios_and_is_not_drawn_without(tmp_path: Path) -> None:
+    first = figures.mask_firing(*save(tmp_path, make_ratios(), FIRING)).read_bytes()
+    changed = [row._replace(value=row.value + 0.01) if row.metric == "token_ratio" else row for row in make_ratios()]
+    assert figures.mask_firing(*save(tmp_path, changed, FIRING)).read_bytes() != first
+    with pytest.raises(MiniRomeError, match="no row with metric chunk_ratio"):
+        figures.mask_firing(*save(tmp_path, make_rows(), FIRING))
+
+
+def test_every_committed_table_redraws(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[1] / figures.RESULTS
+    tables = [path for path in folder.glob("*.csv") if path.stem != "paper_tables"]
+    assert folder / "mask_firing.csv" in tables
+    for table in tables:
+        assert figures.redraw(table, table.with_suffix(".json"), tmp_path / "x.png").stat().st_size > 10_000
+
+
 def test_redrawing_loads_neither_torch_nor_pyplot() -> None:
     code = "import json, sys, mini_rome.figures; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -1,0 +1,77 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["mini-rome"]
+# ///
+"""When does the mask of eq. 8 fire? A sampler of another precision than the trainer, measured on a saved model.
+
+What is measured:
+  1. episodes by a sampler in float32 and in bfloat16; mu is what it recorded at every token;
+  2. pi_old, the same weights scored by the float32 trainer;
+  3. quantiles of pi_old / mu over tokens, chunks and sequences: the share above H is the share that eq. 8 masks.
+
+Commands:
+  one CPU, a minute   python recipes/mask_firing.py --model runs/latest --sandbox sim
+  redraw              mini-rome figure mask_firing
+"""
+
+import argparse
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
+
+import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
+
+from mini_rome.assess import Loaded, open_pool  # noqa: E402
+from mini_rome.calibration import sampled_mismatch  # noqa: E402
+from mini_rome.cli_options import add_model_option, add_sandbox_option, add_task_options, families_of  # noqa: E402
+from mini_rome.figures import COLUMNS, Row, locate, redraw  # noqa: E402
+from mini_rome.loss import mismatch_ratios  # noqa: E402
+from mini_rome.options import guarded  # noqa: E402
+from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402
+from mini_rome.tasks import TaskChoice  # noqa: E402
+
+LEVELS, PRECISIONS = ("token", "chunk", "sequence"), ("float32", "bfloat16")
+THRESHOLD = 1.02  # the default H of IPAConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_option(parser)
+    add_task_options(parser, n=64)
+    add_sandbox_option(parser)
+    parser.add_argument("--seeds", type=int, default=3, help="repetitions, from --seed on (default: 3)")
+    parser.add_argument("--out", default="mask_firing", metavar="CSV", help="default: in recipes/results")
+    options = parser.parse_args()
+
+    tasks = TaskChoice(families_of(options.families), options.chunks, options.n, options.split).tasks()
+    per_mille = torch.arange(0, 1001, 5)
+    rows: list[Row] = []
+    found: dict[str, dict] = {precision: {} for precision in PRECISIONS}
+    with open_pool(options.sandbox, 32, Console()) as pool:
+        for precision in PRECISIONS:
+            measured = []
+            for seed in range(options.seed, options.seed + options.seeds):
+                columns = sampled_mismatch(Loaded.open(options.model, pool, seed, precision), tasks)
+                measured.append(columns)
+                for level in LEVELS:
+                    quantiles = mismatch_ratios(*columns, level).quantile(per_mille.double() / 1000)
+                    for step, value in zip(per_mille.tolist(), quantiles.tolist(), strict=True):
+                        rows.append(Row(precision, str(seed), "all", step, f"{level}_ratio", value))
+            for level in LEVELS:
+                ratios = torch.cat([mismatch_ratios(*columns, level) for columns in measured])
+                share = (ratios > THRESHOLD).double().mean().item()
+                found[precision][level] = {"count": len(ratios), "masked": share, "p99": ratios.quantile(0.99).item()}
+                print(f"{precision:<9} {level:<9} n {len(ratios):>6}  p99 {found[precision][level]['p99']:.6f}  "
+                      f"max {ratios.max():.6f}  masked at H = {THRESHOLD}: {share:.4%}")
+
+    table, summary, png = locate(options.out)
+    write_csv(table, [row._asdict() for row in rows], COLUMNS)
+    write_json(summary, {"figure": "mask_firing", "mismatch_threshold": THRESHOLD, "episodes": len(tasks)}
+               | {"families": options.families, "chunks": options.chunks, "split": options.split, "found": found}
+               | provenance(pool.backend, "transformers", options.seed))  # fmt: skip
+    print(redraw(table, summary, png))
+
+
+if __name__ == "__main__":
+    guarded(main)
