@@ -72,7 +72,7 @@ def test_the_instruction_ends_with_the_canary_and_names_what_the_checks_look_at(
     text = (folder / "instruction.md").read_text()
     assert text.splitlines()[-1] == f"<!-- {CANARY} -->"
     for path in sorted(set(re.findall(r"/app/[\w./-]*\w", (folder / "tests" / "test_outputs.py").read_text()))):
-        names = [str(part) for part in (Path(path), *Path(path).parents) if len(part.parts) > 2]  # folders above it too
+        names = [str(part) for part in (Path(path), *Path(path).parents) if len(part.parts) > 2]  # or a folder above
         assert any(name in text for name in names), f"the checks look at {path}, which the instruction does not name"
 
 
