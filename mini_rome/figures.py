@@ -150,8 +150,8 @@ def mask_firing(rows_csv: str | Path, summary_json: str | Path, png: str | Path)
     spread.set(xlabel="pi_old / mu of a chunk", ylabel="share of chunks at or below", title="Sampler against trainer")
     spread.set_yscale("logit")  # room for both tails
     masked.axvline(summary["mismatch_threshold"] - 1, color="0.6", lw=0.8)
-    masked.set(title="Firing of the mask (eq. 8)", xlabel="threshold: H - 1 (grey: the default)", ylabel="share masked")
-    masked.set(xscale="log", yscale="log", xlim=(1e-8, 1))
+    masked.set(title="Firing of the mask (eq. 8)", ylabel="share masked")
+    masked.set(xlabel="threshold: H - 1 (grey: the default)", xscale="log", yscale="log", xlim=(1e-8, 1))
     masked.legend(fontsize=8, frameon=False)
     seeds = ", ".join(dict.fromkeys(row.seed for row in rows))
     text = (
