@@ -8,14 +8,18 @@ import random
 import time
 from collections.abc import Sequence
 
+from mini_rome.agent import Agent
+from mini_rome.chat import Session
 from mini_rome.env import Env
-from mini_rome.experts import play, script
+from mini_rome.experts import play, record_expert, script
 from mini_rome.families.base import Family, split_of
 from mini_rome.masks import MaskPolicy, annotate
 from mini_rome.model import build_tokenizer
+from mini_rome.sampler.base import Completion, SamplingParams
+from mini_rome.sampler.scripted import ScriptedSampler
 from mini_rome.sandbox import Pool
 from mini_rome.tools import Memory, rehearse, run_tool
-from mini_rome.trace import CALL, CALL_END, ChatFormat
+from mini_rome.trace import CALL, CALL_END, ChatFormat, context_ids
 from mini_rome.types import Task, Trajectory
 
 LIMIT = 20  # tokens of one response that a default run allows
@@ -77,6 +81,36 @@ def a_mistake_fails_and_changes_nothing(family: Family, pool: Pool) -> None:
                 assert env.box.snapshot().tree_hash == before
                 env.step(text_of(calls))
             assert env.step(text_of("submit"))[1] == 1.0
+
+
+def an_episode_can_start_after_every_chunk(family: Family, pool: Pool) -> None:
+    """From the snapshot before chunk p + 1, with the history token-exact, the rest of the expert is rewarded."""
+    task = family.make(3, 6)
+    expert = record_expert(chat(), task, pool)
+    responses = script(chat(), task.expert, task)
+    for p in range(task.chunks):
+        with Env(task, pool) as env:
+            agent = Agent(chat(), env, expert.start(p).open(chat(), env, 0, 0), SamplingParams(), max_context=9999)
+            for ids in responses[p:]:
+                agent.execute(Completion(ids, [0.0] * len(ids), 0))
+        assert agent.done and agent.trajectory.reward == 1.0
+        assert context_ids(agent.trajectory) == context_ids(expert.trajectory)
+        assert [turn.commands for turn in agent.trajectory.turns] == [chunk.split("\n") for chunk in task.expert]
+
+
+def a_person_can_write_a_chunk(family: Family, pool: Pool) -> None:
+    """`!` of `mini-rome chat` takes calls of the task's tools, and undoing one brings the database back."""
+    task = family.make(3, 2)
+    with Env(task, pool) as env:
+        session = Session.open(env, chat(), ScriptedSampler([]), SamplingParams())
+        before = env.box.snapshot().tree_hash
+        for _ in range(2):
+            for chunk in task.expert:
+                assert session.by_hand(chunk).exit_code == 0
+            assert env.box.snapshot().tree_hash != before
+            for _ in task.expert:
+                session.undo()
+            assert env.box.snapshot().tree_hash == before
 
 
 def trajectories(family: Family, pool: Pool, count: int = 32) -> list[Trajectory]:

@@ -180,6 +180,14 @@ def test_a_mistake_fails_and_changes_nothing(sim: Pool) -> None:
     cases.a_mistake_fails_and_changes_nothing(SHOP, sim)
 
 
+def test_an_episode_can_start_after_every_chunk(sim: Pool) -> None:
+    cases.an_episode_can_start_after_every_chunk(SHOP, sim)
+
+
+def test_a_person_can_write_a_chunk(sim: Pool) -> None:
+    cases.a_person_can_write_a_chunk(SHOP, sim)
+
+
 def test_responses_and_observations_are_short(sim: Pool) -> None:
     cases.responses_and_observations_are_short(cases.trajectories(SHOP, sim))
 
