@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from mini_rome import sandbox
 from mini_rome.agent import Agent
-from mini_rome.endpoint import Endpoint
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError, SandboxError
 from mini_rome.evaluate import EVALUATION_STEP, PAPER_SAMPLING
@@ -26,6 +25,7 @@ from mini_rome.experts import Start
 from mini_rome.folders import MAX_TURNS, FolderEnv, as_task
 from mini_rome.harbor import TaskFolder
 from mini_rome.model import load_model
+from mini_rome.model_client import Endpoint
 from mini_rome.paper import paper_lines
 from mini_rome.policies import EndpointPolicy, Episode, Policy, Scripted, read_responses
 from mini_rome.results import ROWS, Log, Row, check_scored, failures, summaries, table_of, wide_console

@@ -132,6 +132,7 @@ def run_validate(options: argparse.Namespace) -> int:
     repeats = options.repeats or (20 if options.full else 3)
     if repeats < 1 or options.workers < 1:
         raise ConfigError(f"--repeats {repeats} --workers {options.workers}: each must be at least 1")
+    say_fetches([t for t in tasks if not options.names or t.name in options.names], "they cannot be proved")
     code = run_proofs(
         tasks, options.names, options.sandbox, repeats, options.full, options.workers, options.all
     )  # fmt: skip
@@ -197,7 +198,7 @@ def add_eval(verbs: argparse._SubParsersAction) -> None:
 
 def run_eval(options: argparse.Namespace) -> int:
     from mini_rome import assess
-    from mini_rome.endpoint import Endpoint
+    from mini_rome.model_client import Endpoint
     from mini_rome.sampler.base import SamplingParams
     from mini_rome.tasks import TaskChoice, read_secret
 
@@ -220,17 +221,22 @@ def run_eval(options: argparse.Namespace) -> int:
 
 def eval_folders(options: argparse.Namespace, model: str | None) -> list[TaskFolder]:
     """The folders of an evaluation; those whose tests need a network that they do not get are said before."""
-    from mini_rome.harbor import fetches
     from mini_rome.sandbox import resolve
 
     if options.folders is None and (model is not None or resolve(options.sandbox)[0] == "sim"):
         return []
     tasks, broken = load_folders(options)
     say_broken(broken)
-    needing = [task for task in tasks if fetches(task)]
-    if needing and not options.verifier_network:
-        print(
-            f"{len(needing)} of {len(tasks)} tasks have tests that need the network, such as "
-            f"{fetches(needing[0])[0]}: unscored without --verifier-network"
-        )
+    if not options.verifier_network:
+        say_fetches(tasks, "unscored without --verifier-network")
     return tasks
+
+
+def say_fetches(tasks: list[TaskFolder], outcome: str) -> None:
+    """Before anything starts: which tests need a network that they will not get, and what becomes of them."""
+    from mini_rome.harbor import fetches
+
+    found = [lines for task in tasks if (lines := fetches(task))]
+    if found:
+        count = f"{len(found)} of {len(tasks)} tasks have tests that need the network"
+        print(f"{count}, such as {found[0][0]}: {outcome}")

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mini_rome.endpoint import ContextFull, Endpoint, Reply
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError
 from mini_rome.folders import FolderEnv, run_solution
+from mini_rome.model_client import ContextFull, Endpoint, Reply
 from mini_rome.trace import CALL, CALL_END, Call, Response, parse_response
 from mini_rome.types import Task, Verdict
 from mini_rome.validate_families import expert_responses

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mini_rome.endpoint import ContextFull, Endpoint, EndpointError, read_reply
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError
+from mini_rome.model_client import ContextFull, Endpoint, EndpointError, read_reply
 from mini_rome.policies import EndpointPolicy, response_of, tool_schemas
 from mini_rome.sandbox import Pool
 from mini_rome.tasks import find_task
