@@ -4,7 +4,7 @@ cat > /app/foresee.py <<'PY'
 import json
 import sys
 
-SEEDS = 32768
+SEEDS = 8192
 NEW_DECK = [rank + suit for suit in "CDHS" for rank in "23456789TJQKA"]
 
 
