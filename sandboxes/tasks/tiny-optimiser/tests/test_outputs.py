@@ -3,12 +3,12 @@
 What is expected is written out or worked out here, never taken from the candidate's compiler.
 """
 
-import hashlib
 import random
 
 import pytest
 
 PROGRAM = "/app/tiny.py"
+ran = {}  # example -> what it printed and its count
 UNCHANGED = {
     "/app/tiny.py": "8f9fd29fd69c6fb5",
     "/app/tiny/__init__.py": "e3b0c44298fc1c14",
@@ -40,16 +40,18 @@ def tiny(run, scratch):
 @pytest.fixture
 def example(run):
     def execute(name, numbers):
-        done = run(["python3", "-B", PROGRAM, "--count", f"/app/examples/{name}.tiny"], stdin=numbers, timeout=3)
-        assert done.code == 0, done.err
-        return done.out.split(), int(done.err)
+        if name not in ran:
+            done = run(["python3", "-B", PROGRAM, "--count", f"/app/examples/{name}.tiny"], stdin=numbers, timeout=3)
+            assert done.code == 0, done.err
+            ran[name] = done.out.split(), int(done.err)
+        return ran[name]
 
     return execute
 
 
-def test_only_the_optimiser_was_changed(read):
-    for path, digest in UNCHANGED.items():
-        assert hashlib.sha256(read(path).encode()).hexdigest()[:16] == digest, path
+def test_only_the_optimiser_was_changed(run):
+    lines = run(["sha256sum", *UNCHANGED]).out.splitlines()
+    assert {line[66:]: line[:16] for line in lines} == UNCHANGED
 
 
 def test_the_reported_programs_are_right(example):
@@ -145,9 +147,9 @@ def test_numbers_are_read_even_if_they_are_not_used(tiny):
 
 
 def test_random_programs(tiny):
-    for seed in range(6):
+    for seed in range(3):
         draw = random.Random(seed)
-        parts = [Draft(draw).part() for _ in range(25)]
+        parts = [Draft(draw).part() for _ in range(50)]
         assert tiny("\n".join(text for text, _ in parts))[0] == [str(value) for _, value in parts], seed
 
 
