@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -21,15 +21,24 @@ from mini_rome.errors import ConfigError
 from mini_rome.families import FAMILIES, get_family
 from mini_rome.families.base import COLOURS, NAMES, Family, split_of
 from mini_rome.sandbox import Pool, Sandbox, initial_snapshot
+from mini_rome.sandbox.tree import files_of_tar
 from mini_rome.types import Task
 from mini_rome.verify import verify_files
 
 SPLITS = ("train", "validation", "test")
 ROOT = Path(__file__).parent.parent
+SHELL = {name: family for name, family in FAMILIES.items() if family.make(0, 1).offers_bash}
+EDITING = sorted(set(SHELL) - {"notes"})  # every chunk of these changes a file that the check looks at
+NEW = ("maze", "checks", "decay", "branches", "sweep", "logins")
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture(params=SHELL.values(), ids=lambda family: family.name)
+def shell_family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
 
@@ -88,7 +97,7 @@ def test_a_fifth_of_all_instances_is_for_the_test_and_a_few_are_held_back(family
 def test_the_expert_has_one_command_per_chunk(family: Family, chunks: int) -> None:
     task = family.make(5, chunks)
     assert (len(task.expert), task.chunks) == (chunks, chunks)
-    assert all("\n" not in command for command in task.expert)
+    assert bool(task.tools) or all("\n" not in command for command in task.expert)
 
 
 def test_an_instance_is_determined_by_seed_horizon_and_split(family: Family) -> None:
@@ -138,8 +147,8 @@ def test_make_takes_under_a_millisecond_of_processor_time_at_the_longest_horizon
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 8, 16])
-def test_only_the_whole_expert_is_rewarded(family: Family, chunks: int, box: Sandbox) -> None:
-    task = family.make(chunks, chunks, "test")
+def test_only_the_whole_expert_is_rewarded(shell_family: Family, chunks: int, box: Sandbox) -> None:
+    task = shell_family.make(chunks, chunks, "test")
     enter(box, task)
     rewards = [verify_files(task, box).reward]
     for command in task.expert:
@@ -148,22 +157,30 @@ def test_only_the_whole_expert_is_rewarded(family: Family, chunks: int, box: San
     assert rewards == [0.0] * chunks + [1.0]
 
 
-def test_every_chunk_but_the_last_shows_what_comes_next(family: Family, sim: Sandbox) -> None:
-    task = family.make(11, 12)
+def target(command: str) -> str:
+    """The name that a command is about: the last one in its first part."""
+    return [word for word in re.findall(r"\w+", command.split(" && ")[0]) if word in NAMES][-1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_chunk_is_about_is_shown_by_the_chunk_before_and_by_nothing_earlier(
+    shell_family: Family, sim: Sandbox, seed: int
+) -> None:
+    task = shell_family.make(seed, 12)
     enter(sim, task)
-    outputs = [sim.exec(command).output for command in task.expert]
-    for output, command in zip(outputs, task.expert[1:], strict=False):
-        name = re.findall(r"\w+", command.split(" && ")[0])[-1]
-        assert (name in output) or (command.split()[1] in output), (output, command)
-    assert outputs[-1] == ""
+    shown = [task.instruction, *(sim.exec(command).output for command in task.expert)]
+    for chunk, command in enumerate(task.expert):
+        assert target(command) in shown[chunk].split(), (shown[chunk], command)
+        assert target(command) not in " ".join(shown[:chunk]).split(), (shown[:chunk], command)
+    assert all(len(output.split()) < 25 for output in shown[1:])
 
 
-def test_a_mistake_fails_and_changes_nothing(family: Family, box: Sandbox) -> None:
-    task, rng = family.make(2, 8), random.Random(0)
+def test_a_mistake_fails_and_changes_nothing(shell_family: Family, box: Sandbox) -> None:
+    task, rng = shell_family.make(2, 8), random.Random(0)
     enter(box, task)
     for chunk, command in enumerate(task.expert):
         before = box.snapshot().tree_hash
-        wrong = family.mistake(task, chunk, rng)
+        wrong = shell_family.mistake(task, chunk, rng)
         result = box.exec(wrong)
         assert result.exit_code not in (0, None), wrong
         assert result.output, wrong
@@ -195,19 +212,17 @@ def test_reading_a_note_plainly_does_not_show_what_its_own_tool_shows(sim: Sandb
 
 
 WORDS = (*NAMES[:12], *COLOURS[:4], "answer")
-WRITE = re.compile(r"echo (\w+) > (\w+)")
 
 
-def tree_after(task: Task, commands: list[str]) -> dict[str, str]:
-    """An own reading of the commands: they write words to files and nothing else."""
-    files = dict(task.files)
+def files_after(box: Sandbox, task: Task, commands: Iterable[str]) -> dict[str, bytes]:
+    enter(box, task)
     for command in commands:
-        files.update({name: f"{word}\n" for word, name in WRITE.findall(command)})
-    return files
+        box.exec(command)
+    return dict(files_of_tar(box.snapshot().tar))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), name=st.sampled_from(sorted(FAMILIES)), seed=st.integers(0, 50), chunks=st.integers(1, 5))
+@given(data=st.data(), name=st.sampled_from(sorted(SHELL)), seed=st.integers(0, 50), chunks=st.integers(1, 5))
 def test_a_chain_is_rewarded_exactly_when_it_leaves_the_experts_files(
     sim: Sandbox, data: st.DataObject, name: str, seed: int, chunks: int
 ) -> None:
@@ -216,9 +231,113 @@ def test_a_chain_is_rewarded_exactly_when_it_leaves_the_experts_files(
     if data.draw(st.booleans()):
         wrong = f"echo {data.draw(st.sampled_from(WORDS))} > {data.draw(st.sampled_from(WORDS))}"
         chain.insert(data.draw(st.integers(0, len(chain))), wrong)
+    wanted = files_after(sim, task, task.expert)
+    left = files_after(sim, task, chain)
+    free = set(left) - set(wanted) - set(task.files)  # a file of the agent's own
+    assert verify_files(task, sim).reward == float({path: left[path] for path in set(left) - free} == wanted)
+
+
+@pytest.mark.parametrize("name", EDITING)
+def test_no_step_can_be_left_out(sim: Sandbox, name: str) -> None:
+    for chunks in (2, 6):
+        task = get_family(name).make(chunks, chunks)
+        for dropped in range(chunks):
+            enter(sim, task)
+            for command in (*task.expert[:dropped], *task.expert[dropped + 1 :]):
+                sim.exec(command)
+            assert verify_files(task, sim).reward == 0.0, dropped
+
+
+def test_the_log_of_a_decay_must_be_in_order(sim: Sandbox) -> None:
+    task = get_family("decay").make(3, 5)
     enter(sim, task)
-    for command in chain:
+    for command in (*task.expert[:2], task.expert[3], task.expert[2], task.expert[4]):
         sim.exec(command)
-    wanted, left = tree_after(task, list(task.expert)), tree_after(task, chain)
-    right = all(left.get(path) == text for path, text in wanted.items())
-    assert verify_files(task, sim).reward == float(right)
+    assert verify_files(task, sim).reward == 0.0
+
+
+def trapped(task: Task, chunk: int) -> tuple[str, str]:
+    """(a wrong command that succeeds in place of an expert's chunk, what takes it back)."""
+    right, command = target(task.expert[chunk]), task.expert[chunk]
+    about = {target(expert) for expert in task.expert}
+    other = next((name for name in task.files if name in NAMES and name not in about), "")
+    old, new = (re.findall(r"s/(\w+)/(\w+)/", command) or [("", "")])[0]
+    row = re.search(r"\d", command)
+    return {
+        "maze": (f"touch {other}.lit && cat {other}", f"rm {other}.lit"),
+        "checks": (f"sed -i s/{new}/{old}/ {right} && cat {right}", "true"),
+        "decay": (f"sed -n {int(row[0]) % 8 + 1 if row else 0}p {right} | tee -a log", "sed -i '$d' log"),
+        "branches": (f"echo base answer >> {right} && grep next {right}", f"sed -i '$d' {right}"),
+        "sweep": (f"cp {other} kept && tail -n 1 {other}", f"rm kept/{other}"),
+        "logins": (f"cat {other} && mv {other} jail", f"mv jail/{other} ."),
+    }[task.family]
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_a_trap_looks_like_success_costs_the_reward_and_can_be_repaired(box: Sandbox, name: str, chunk: int) -> None:
+    task = get_family(name).make(4, 4)
+    wrong, repair = trapped(task, chunk)
+    before, rest = task.expert[:chunk], task.expert[chunk + 1 :]
+    enter(box, task)
+    for command in before:
+        box.exec(command)
+    fallen = box.exec(wrong)
+    assert (fallen.exit_code, bool(fallen.output)) == (0, True)
+    for command in rest:
+        box.exec(command)
+    assert verify_files(task, box).reward == 0.0
+    enter(box, task)
+    for command in (*before, wrong, repair, task.expert[chunk], *rest):
+        assert box.exec(command).exit_code == 0
+    assert verify_files(task, box).reward == 1.0
+
+
+def test_a_trap_left_as_it_is_costs_the_reward_though_all_right_steps_follow(sim: Sandbox) -> None:
+    for name in sorted(set(NEW) - {"checks"}):  # there the right step is the repair
+        task = get_family(name).make(4, 4)
+        files_after(sim, task, (trapped(task, 0)[0], *task.expert))
+        assert verify_files(task, sim).reward == 0.0, name
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_even_one_chunk_has_hundreds_of_instances_for_the_test(name: str) -> None:
+    assert len({get_family(name).make(seed, 1, "test").content_hash for seed in range(800)}) > 500
+
+
+def test_no_two_families_share_their_commands_and_every_domain_has_one() -> None:
+    used: dict[frozenset[str], str] = {}
+    for name, family in SHELL.items():
+        experts = " && ".join(command for seed in range(20) for command in family.make(seed, 6).expert)
+        programs = frozenset(part.split()[0] for part in re.split(r"&&|\|", experts))
+        assert programs not in used, (name, used[programs])
+        used[programs] = name
+    assert len({family.domain for family in SHELL.values()}) == len(SHELL) == 8
+
+
+def test_a_check_takes_under_two_milliseconds(family: Family) -> None:
+    task = family.make(0, 16)
+    files = {path: text.encode() for path, text in task.files.items()}
+    begun = time.process_time()
+    for _ in range(20):
+        task.check(files)
+    assert (time.process_time() - begun) / 20 < 2e-3
+
+
+@pytest.mark.docker
+def test_experts_and_mistakes_give_the_same_on_both_backends(
+    shell_family: Family, pools: Callable[[str], Pool]
+) -> None:
+    task, rng = shell_family.make(7, 6), random.Random(0)
+    mistakes = [shell_family.mistake(task, chunk, rng) for chunk in range(6)]
+    commands = [command for pair in zip(mistakes, task.expert, strict=True) for command in pair]
+    if task.family in NEW:
+        commands[2:2] = trapped(task, 1)
+    with pools("sim").box() as sim, pools("docker").box() as real:
+        for box in (sim, real):
+            enter(box, task)
+        for command in commands:
+            one, two = sim.exec(command), real.exec(command)
+            assert (one.exit_code, one.output) == (two.exit_code, two.output), command
+        assert sim.snapshot().tree_hash == real.snapshot().tree_hash
+        assert verify_files(task, sim).reward == verify_files(task, real).reward == 1.0

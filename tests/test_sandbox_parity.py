@@ -29,6 +29,8 @@ TEMPLATES = (
     "{w}", "{w} {a}", "chmod 644 {a}",
     "sha256sum {a}", "sed -i s/{w}/{w}/ {a}", "cat", "false", "true; echo $?", "head -n 1 {a}; tail -n 1 {a}",
     "cat {a} && echo ok || echo no", "export V={w}; echo $V", "echo $V", "echo 'unclosed", "exit 3", "cat < {a}",
+    "touch {a}.lit && cat {a}", "sed -n 3p {a} | tee -a log", "echo base {w} >> {a} && grep next {a}",
+    "cp {a} kept && tail -n 1 {a}", "cat {a} && mv {a} jail", "mv jail/{a} .", "rm kept/{a}", "sed -i '$d' {a}",
 )  # fmt: skip
 
 
