@@ -15,7 +15,7 @@ import pytest
 from boxes import usable, within
 
 from mini_rome.sandbox import Sandbox, make, run_id
-from mini_rome.sandbox.engine import OWN_HOSTS
+from mini_rome.sandbox.images import OWN_HOSTS
 from mini_rome.sandbox.reaper import RUN
 from mini_rome.sandbox.safety import EventLog, Recorder, read_rows
 from mini_rome.types import SafetyEvent, StepResult

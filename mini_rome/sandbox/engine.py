@@ -18,7 +18,6 @@ CONNECT_S = 3.0  # to answer at all
 CALL_S = 30.0  # for one call of the API
 PROBE_S = 0.7  # to say whether a box still runs, within a step's grace
 GONE_S = 5.0  # for a removed container to be gone
-OWN_HOSTS = "mini-rome.hosts"  # label of an image, and so of those made from it
 POOL = 128  # HTTP connections: every box holds one
 NETWORK_ERRORS = (requests.exceptions.RequestException, DockerException, OSError)
 
@@ -66,7 +65,7 @@ class Engine:
         """Whether the image brings its own /etc/hosts, as its label says; asked once. Raises ImageNotFound."""
         if image not in self._own_hosts:
             found = self.client.api.inspect_image(image)["Config"]["Labels"] or {}
-            self._own_hosts[image] = found.get(OWN_HOSTS) == "own"
+            self._own_hosts[image] = found.get(images.OWN_HOSTS) == "own"
         return self._own_hosts[image]
 
     def state(self, container: str) -> State:
