@@ -90,7 +90,7 @@ class IPATrainer(GRPOTrainer):
         self.curriculum = Curriculum(args, experts, rollout.chat, rollout.pool)
         self.progress = progress
         self._samples: list[PackedSample] = []  # of the batch being scored, in the order of its rows
-        self._rewards: list[float] = []
+        self._rewards = torch.empty(0)  # (B,), NaN where it is unscorable
         self._loss_rows: list[Tensor] = []
         # A batch with room for more tasks than there are takes them again; fewer would leave it empty.
         copies = max(1, args.generation_batch_size // args.num_generations // len(experts))
@@ -134,7 +134,8 @@ class IPATrainer(GRPOTrainer):
         )
         self._check_versions(trajectories, version)
         self._samples = [self._pack(trajectory) for trajectory in trajectories]
-        self._rewards = [float("nan") if t.reward is None else t.reward for t in trajectories]
+        rewards = [float("nan") if t.reward is None else t.reward for t in trajectories]
+        self._rewards = torch.tensor(rewards, dtype=torch.float32, device=self.accelerator.device)
         self._note(trajectories, Counter(self.rollout.infra) - drops)
         return {
             "prompt_ids": [sample.prompt_ids for sample in self._samples],
@@ -171,17 +172,15 @@ class IPATrainer(GRPOTrainer):
     # Scoring
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> Tensor:
-        rewards = torch.tensor(self._rewards, dtype=torch.float32, device=self.accelerator.device)
-        return self.accelerator.gather(rewards.unsqueeze(1))
+        return self.accelerator.gather(self._rewards.unsqueeze(1))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Rows:
         output = super()._generate_and_score_completions(inputs)
         output["chunk_ids"] = self._column([s.chunk_ids for s in self._samples], OUTSIDE)  # (B, T)
         if output["chunk_ids"].shape != output["completion_ids"].shape:
             raise ValueError("a rollout's chunk ids and completion ids differ in length")
-        rewards = torch.tensor(self._rewards, dtype=torch.float32, device=self.accelerator.device)
         # NaN (unscorable) stays NaN: only a real failure becomes the failure reward.
-        output["rewards"] = torch.where(rewards == 0, self.args.failure_reward, rewards)  # (B,)
+        output["rewards"] = torch.where(self._rewards == 0, self.args.failure_reward, self._rewards)  # (B,)
         output["advantages"] = chunk_returns(output["chunk_ids"], output["rewards"], self.args.gamma)  # (B, T)
         if self.args.pi_old_source == "sampler":
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
@@ -267,7 +266,8 @@ class IPATrainer(GRPOTrainer):
         rows = [self.curriculum.expert_row(*fork) for fork in mine]
         ids = self._column([row.il_chunk_ids for row in rows], OUTSIDE)
         chunks = torch.tensor([self.curriculum.experts[name].chunks for name, _ in mine], device=ids.device)
-        items = sum(self._items(row) for row in together)
+        together_ids = self._column([row.il_chunk_ids for row in together], OUTSIDE)
+        items = count_items(together_ids, torch.ones(len(together), device=ids.device), self.args.aggregation)
         return {
             "prompt_ids": self._column([row.prompt_ids for row in rows], 0, "left"),
             "prompt_mask": self._column([[1] * len(row.prompt_ids) for row in rows], 0, "left"),
@@ -275,13 +275,8 @@ class IPATrainer(GRPOTrainer):
             "completion_mask": self._column([[1] * len(row.completion_ids) for row in rows], 0),
             "chunk_ids": ids,
             "returns": chunk_returns(ids, torch.ones(len(ids), device=ids.device), self.args.gamma, chunks),
-            "num_items": torch.tensor(items / ranks, device=ids.device),
+            "num_items": items / ranks,
         }
-
-    def _items(self, row: PackedSample) -> int:
-        """This row's part of the imitation term's denominator."""
-        inside = [number for number in row.il_chunk_ids if number != OUTSIDE]
-        return len(inside) if self.args.aggregation == "token" else len(set(inside))
 
     def _kl(self, logps: Tensor, inputs: Rows) -> Tensor:
         """Estimate of the KL to the reference policy over the tokens in the loss (not in the paper)."""
