@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from mini_rome.experts import Start
 from mini_rome.rollout import Progress, Rollout
 from mini_rome.sampler.base import SamplingParams
-from mini_rome.stats import wilson
+from mini_rome.stats import success_rate, wilson
 from mini_rome.types import Task, Trajectory
 
 # Section 4 of the paper: temperature 0.7, top-p 0.8, top-k 20.
@@ -43,7 +43,7 @@ class Success:
             "high": high,
             "n": self.n,
             "unscored": self.unscored,
-            "by_family": {name: {"rate": won / n, "n": n} for name, (won, n) in sorted(self.by_family.items())},
+            "by_family": {name: success_rate(won, n) for name, (won, n) in sorted(self.by_family.items())},
             "endings": dict(sorted(self.endings.items(), key=lambda item: -item[1])),
         }
 

@@ -384,6 +384,8 @@ class Run:
         self.rows.sort(key=lambda row: (row["variant"], row["step"], row["metric"]))
         write_csv(self.folder / CURVE_CSV, self.rows, COLUMNS)
         self.display.console.print(self._table(minutes))
+        if len(self.arguments.families) > 1:
+            self.display.console.print(self._table_by_family())
         self.display.line(event_line(safety))
         if any(row["metric"] == "test_success" for row in self.rows):
             learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
@@ -400,6 +402,28 @@ class Run:
             interval = f"{summary['low']:.1%} to {summary['high']:.1%}"
             table.add_row(stage, " ".join(map(str, summary["chunks"])), rate, interval, str(summary["n"]))
         return table
+
+
+    def _table_by_family(self) -> Table:
+        """Success of each family at each stage, and whether IPA moved it beyond chance (intervals apart)."""
+        stages = [stage for stage, summary in self.success.items() if summary["by_family"]]
+        table = Table(title="held-out success by family, 95 % interval")
+        for column in ("family", *stages, "IPA against SFT"):
+            table.add_column(column)
+        for family in self.arguments.families:
+            rates = {stage: self.success[stage]["by_family"].get(family) for stage in stages}
+            cells = [f"{r['rate']:.0%} [{r['low']:.0%}, {r['high']:.0%}]" if r else "-" for r in rates.values()]
+            table.add_row(family, *cells, _movement(rates.get("sft"), rates.get("ipa")))
+        return table
+
+
+def _movement(before: dict[str, float] | None, after: dict[str, float] | None) -> str:
+    """What two rates say about each other."""
+    if before is None or after is None:
+        return "-"
+    if after["low"] > before["high"]:
+        return "better"
+    return "worse" if after["high"] < before["low"] else "not told apart"
 
 
 class _Curve(TrainerCallback):
