@@ -78,10 +78,11 @@ class DockerSandbox(Sandbox):
         limits = limits or Limits()
         host = engine()
         image = image or images.DEFAULT_IMAGE
-        if not profile.read_only and not host.quota:
+        if not (profile.read_only or host.quota or host.quota_said):
+            host.quota_said = True
             print(
-                f"{image}: the size of the root filesystem is not enforced by this engine (no quota); "
-                "work dir, home and /tmp are", file=sys.stderr,
+                "boxes with a writable root: this engine does not enforce the size of the root filesystem (no quota); "
+                "the sizes of work dir, home and /tmp it does", file=sys.stderr,
             )
         run = run_id()
         reaper.ensure_reaper(run, host.host)

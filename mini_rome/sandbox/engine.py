@@ -46,6 +46,7 @@ class Engine:
         self.version = str(info.get("ServerVersion", "?"))
         self.runtime = "runsc" if "runsc" in info.get("Runtimes", {}) else None
         self._own_hosts: dict[str, bool] = {}
+        self.quota_said = False  # whether the user was told that there is none
         self.quota = info.get("Driver") in ("btrfs", "zfs", "windowsfilter") or _has_project_quota(info)
 
     @property
