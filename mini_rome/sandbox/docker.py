@@ -81,8 +81,8 @@ class DockerSandbox(Sandbox):
         if not (profile.read_only or host.quota or host.quota_said):
             host.quota_said = True
             print(
-                "boxes with a writable root: this engine does not enforce the size of the root filesystem (no quota); "
-                "the sizes of work dir, home and /tmp it does", file=sys.stderr,
+                "writable boxes: this engine does not enforce the size of the root filesystem (no quota), "
+                "only those of work dir, home and /tmp", file=sys.stderr,
             )
         run = run_id()
         reaper.ensure_reaper(run, host.host)
