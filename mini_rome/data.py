@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from mini_rome.agent import Agent
+from mini_rome.env import Env
 from mini_rome.errors import ConfigError, VerifierError
-from mini_rome.experts import Expert, play, record_expert, script
+from mini_rome.experts import Expert, Start, record_expert, script
 from mini_rome.families import get_family
 from mini_rome.rollout import Progress
+from mini_rome.sampler.base import Completion, SamplingParams
 from mini_rome.sandbox import Pool
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Split, Task, Trajectory
@@ -38,6 +41,17 @@ def with_mistakes(task: Task, rate: float, rng: random.Random) -> list[str]:
     return commands
 
 
+def run_responses(chat: ChatFormat, task: Task, pool: Pool, responses: Sequence[list[int]]) -> Trajectory:
+    """Run given responses from the initial state; as `experts.play`, without keeping the states between them."""
+    with Env(task, pool, max_turns=len(responses)) as env:
+        trajectory = Start(task).open(chat, env, task.seed, episode=0)
+        agent = Agent(chat, env, trajectory, SamplingParams(), max_context=1_000_000)
+        for ids in responses:
+            agent.execute(Completion(list(ids), [], version=0))
+            trajectory.turns[-1].source = "expert"
+    return trajectory
+
+
 def expert_trajectories(
     chat: ChatFormat,
     pool: Pool,
@@ -50,7 +64,7 @@ def expert_trajectories(
     trajectories = []
     for index, task in enumerate(tasks):
         commands = with_mistakes(task, mistake_rate, random.Random(f"{seed}/{index}"))
-        trajectory = play(chat, task, pool, script(chat, commands, task)).trajectory
+        trajectory = run_responses(chat, task, pool, script(chat, commands, task))
         if trajectory.reward != 1.0:
             raise VerifierError(f"expert of {task.name}: reward {trajectory.reward} ({trajectory.reason})")
         trajectories.append(trajectory)

@@ -7,6 +7,7 @@ text and marked `retokenised`, which is enough to imitate and never for a policy
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,23 +90,27 @@ def _checked(task: Task | None, prompt: str, name: str) -> Task:
 
 
 def _turn(message: Mapping[str, Any], index: int, chat: ChatFormat, task: Task) -> Turn:
-    """One response; its ids are those the tokenizer gives for its text."""
+    """The response of an assistant's message; its ids are those the tokenizer gives for its text."""
     bodies = [_body(call, index, task) for call in message.get("tool_calls") or []]
     content = message.get("content") or ""
-    opened, closed = (chat.tokenizer.convert_tokens_to_ids(token) for token in (CALL, CALL_END))
-    ids = chat.encode(content)
-    for body in bodies:
-        ids += [opened, *chat.encode(body), closed]
     text = content + "".join(f"{CALL}{body}{CALL_END}" for body in bodies)
     response = parse_response(text, task)
     return Turn(
-        ids=[*ids, chat.stop_id],
+        ids=response_ids(chat, text),
         logprobs=[],
         text=text,
         commands=[call.text for call in response.calls if call.tool != "submit"],
         malformed=bool(response.problem),
         submitted=any(call.tool == "submit" for call in response.calls),
     )
+
+
+def response_ids(chat: ChatFormat, text: str) -> list[int]:
+    """The ids that a tokenizer gives for a response: the tags of calls as special tokens, the rest as plain text."""
+    ids: list[int] = []
+    for part in re.split(f"({re.escape(CALL)}|{re.escape(CALL_END)})", text):
+        ids += [chat.tokenizer.convert_tokens_to_ids(part)] if part in (CALL, CALL_END) else chat.encode(part)
+    return [*ids, chat.stop_id]
 
 
 def _body(call: Mapping[str, Any], index: int, task: Task) -> str:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from trl import SFTConfig, SFTTrainer
 
 from mini_rome.collator import to_sft_rows
+from mini_rome.errors import ConfigError
 from mini_rome.masks import MaskPolicy
 from mini_rome.types import Trajectory
 
@@ -48,10 +49,30 @@ def masked_sft_trainer(
     callbacks: list[TrainerCallback] | None = None,
 ) -> SFTTrainer:
     """A trainer on the kept turns: those whose call failed or that were irrelevant stay in context, untrained."""
+    return rows_trainer(model, tokenizer, to_sft_rows(trajectories, policy), args, callbacks)
+
+
+def rows_trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[dict[str, list[int]]],
+    args: MaskedSFTConfig,
+    callbacks: list[TrainerCallback] | None = None,
+) -> SFTTrainer:
+    """A trainer on rows of input_ids and labels; with `packing` several rows stand in one of max_length tokens.
+
+    Packed rows do not see each other: TRL numbers their positions anew, from which the attention mask is made.
+    ConfigError: a row longer than max_length, which TRL would cut without a word.
+    """
+    longest = max((len(row["input_ids"]) for row in rows), default=0)
+    if args.max_length is not None and longest > args.max_length:
+        raise ConfigError(f"--max_length {args.max_length}: a row has {longest} tokens, and rows are never cut")
+    if args.packing and args.max_length is None:
+        raise ConfigError(f"--packing true: needs --max_length, {longest} or more")
     return SFTTrainer(
         model=model,
         args=args,
-        train_dataset=Dataset.from_list(to_sft_rows(trajectories, policy)),
+        train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=callbacks,
     )

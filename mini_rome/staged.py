@@ -1,0 +1,178 @@
+"""One stage of SFT on a dataset: from its options to a saved model, with success before and after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+from mini_rome.config import IPAConfig
+from mini_rome.data import make_tasks
+from mini_rome.errors import ConfigError, MiniRomeError
+from mini_rome.evaluate import evaluate
+from mini_rome.masks import MaskPolicy, masked_share
+from mini_rome.model import build_model, load_model, weights_hash
+from mini_rome.pipeline import RunArguments, percent
+from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
+from mini_rome.records import tokenizer_hash
+from mini_rome.rollout import Rollout
+from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
+from mini_rome.sampler.transformers import TransformersSampler
+from mini_rome.sandbox import Pool, resolve
+from mini_rome.sft import MaskedSFTConfig, rows_trainer
+from mini_rome.stages import SftRow, mixed_rows, open_dataset, preferred, still_wrong
+from mini_rome.trace import ChatFormat
+from mini_rome.types import Trajectory
+
+
+@dataclass
+class StageArguments:
+    """SFT on a dataset of trajectories; without --data the recipe makes its own, as `make ipa` does."""
+
+    data: str | None = field(default=None, metadata={"help": "Dataset folder of recipes/data.py; default: none."})
+    stage: int = field(default=1, metadata={"help": "1: all of the dataset; 2: the best of what --model gets wrong."})
+    attempts: int = field(default=2, metadata={"help": "Stage 2: tries of each instance; one failure selects it."})
+    pack_length: int = field(default=0, metadata={"help": "Pack rows into so many tokens; 0: pad batches instead."})
+    mask_errors: bool = field(default=True, metadata={"help": "m_err of eq. 1: leave failed turns out of the loss."})
+    mask_irrelevant: bool = field(default=True, metadata={"help": "m_task of eq. 2: leave irrelevant turns out."})
+    mix: list[float] = field(
+        default_factory=lambda: [1.0, 0.0, 0.0],
+        metadata={"help": "Shares of tokens: agentic, reasoning, general. The paper: 0.70 0.15 0.15."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.stage not in (1, 2):
+            raise ConfigError(f"--stage {self.stage}: 1 or 2")
+        if self.attempts < 1:
+            raise ConfigError(f"--attempts {self.attempts}: must be at least 1")
+        if self.pack_length < 0:
+            raise ConfigError(f"--pack_length {self.pack_length}: must be 0 or more")
+        if len(self.mix) != 3:
+            raise ConfigError(f"--mix {' '.join(map(str, self.mix))}: three shares, agentic, reasoning, general")
+
+    @property
+    def policy(self) -> MaskPolicy:
+        return MaskPolicy(errors=self.mask_errors, irrelevant=self.mask_irrelevant)
+
+
+def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig) -> Path:
+    """Run the stage; returns its folder, with `sft/` (the model) and summary.json."""
+    if stage.stage == 2 and arguments.model is None:
+        raise ConfigError("--stage 2: needs --model, the model of stage 1, to find what it still gets wrong")
+    assert stage.data is not None
+    chat, data = open_dataset(stage.data)
+    model = start_model(arguments.model, chat, args.seed)
+    display = Display()
+    backend, why = resolve(arguments.sandbox)
+    display.line(why)
+    named = args.output_dir is not None and args.output_dir != "trainer_output"
+    folder = claim(str(args.output_dir), "sft") if named else new_run(kind="sft")
+    display.line(f"run: {folder}")
+    with Pool(backend, size=arguments.boxes if backend == "docker" else max(256, arguments.boxes)) as pool:
+        rollout = Rollout(chat, TransformersSampler(model, chat.stop_id), pool, seed=args.seed)
+        success = {"before": measured(rollout, arguments, args.seed, display, "before")}
+        chosen = selected(rollout, data, stage, args.max_new_tokens, display)
+        rows = mixed_rows(chat, chosen, stage.policy, tuple(stage.mix), args.seed)  # type: ignore[arg-type]
+        shares = masked_share(chosen, stage.policy)
+        config = config_of(arguments, stage, args.seed, folder)
+        speed = fit(model, chat.tokenizer, rows, config, display, f"SFT, stage {stage.stage}")
+        rollout.sampler.sync(model, version=1)
+        success["after"] = measured(rollout, arguments, args.seed, display, "after")
+    save(model, chat.tokenizer, folder / "sft")
+    facts = provenance(backend, "transformers", args.seed)
+    facts |= {"stage": stage.stage, "trajectories": len(data), "chosen": len(chosen), "rows": len(rows)}
+    facts |= {"masked": shares, "success": success, "tokens_per_s": speed, "options": asdict(stage)}
+    write_json(folder / SUMMARY, {**facts, "weights": weights_hash(model), "seconds": display.seconds})
+    display.line(f"model: {folder / 'sft'}")
+    return folder
+
+
+def start_model(path: str | None, chat: ChatFormat, seed: int) -> PreTrainedModel:
+    """A new tiny model, or a saved one; ConfigError where that has another tokenizer than the data."""
+    if path is None:
+        return build_model(chat.tokenizer, seed)
+    model, tokenizer = load_model(checkpoint(path))
+    if tokenizer_hash(tokenizer) != tokenizer_hash(chat.tokenizer):
+        raise ConfigError(f"--model {path}: has another tokenizer than the dataset; take a model trained on it")
+    return model
+
+
+def selected(
+    rollout: Rollout, data: list[Trajectory], stage: StageArguments, max_new_tokens: int, display: Display
+) -> list[Trajectory]:
+    """The trajectories this stage trains on. MiniRomeError where the model gets everything right already."""
+    if stage.stage == 1:
+        return data
+    best = preferred(data)
+    with display.stage("what is still wrong", len(best)) as update:
+        chosen = still_wrong(rollout, best, stage.attempts, max_new_tokens, update)
+    display.line(f"stage 2: {len(chosen)} of {len(best)} instances, the best trajectory of each")
+    if not chosen:
+        raise MiniRomeError(f"the model solves all {len(best)} instances: stage 2 has nothing to train on")
+    return chosen
+
+
+def measured(rollout: Rollout, arguments: RunArguments, seed: int, display: Display, when: str) -> dict[str, Any]:
+    """Held-out success with intervals on short horizons (those of SFT) and on long ones."""
+    found = {}
+    for name, chunks in (("short", arguments.sft_chunks), ("long", arguments.chunks)):
+        tasks = make_tasks(arguments.families, chunks, arguments.eval_tasks, "test", seed)
+        found[name] = {**evaluate(rollout, tasks).summary(), "chunks": chunks}
+        display.line(f"success {when}, chunks {' '.join(map(str, chunks))}: {percent(found[name])}")
+    return found
+
+
+def config_of(arguments: RunArguments, stage: StageArguments, seed: int, folder: Path) -> MaskedSFTConfig:
+    """The trainer's options; with packing one row of `pack_length` tokens a micro-batch."""
+    packed = stage.pack_length > 0
+    return MaskedSFTConfig(
+        output_dir=str(folder / "sft-trainer"),
+        max_steps=arguments.sft_steps,
+        learning_rate=arguments.sft_learning_rate,
+        seed=seed,
+        per_device_train_batch_size=1 if packed else arguments.sft_batch_size,
+        packing=packed,
+        max_length=stage.pack_length if packed else None,
+    )
+
+
+def fit(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[SftRow],
+    config: MaskedSFTConfig,
+    display: Display,
+    name: str,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> float:
+    """Train `model` in place on the rows; returns tokens of the rows (padding apart) per second."""
+    trainer = rows_trainer(model, tokenizer, rows, config, list(callbacks))
+    quiet(trainer)
+    stop = StopAfterStep(display)
+    trainer.add_callback(stop)
+    with ExitStack() as stack:
+        update = stack.enter_context(display.stage(name, config.max_steps))
+        stack.enter_context(stop.armed())
+        trainer.add_callback(TrainingProgress(update, _note))
+        begun = time.monotonic()
+        trainer.train()
+    seen = trainer.state.log_history[-1].get("num_tokens") or next(
+        (entry["num_tokens"] for entry in reversed(trainer.state.log_history) if "num_tokens" in entry), 0.0
+    )
+    return round(seen / (time.monotonic() - begun), 1)
+
+
+def _note(logs: dict[str, float]) -> str:
+    return f"loss {logs['loss']:.3f}" if "loss" in logs else ""
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Model and tokenizer in the Hugging Face format."""
+    with writing(folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)

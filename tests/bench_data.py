@@ -1,0 +1,67 @@
+"""Speed of the data side, in one run: synthesis, filter and masks without the replay, packing against padding.
+
+    python tests/bench_data.py            half a minute on two cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from tempfile import TemporaryDirectory
+
+from mini_rome.data import make_tasks
+from mini_rome.filters import RuleJudge, Thresholds, heuristics, replay
+from mini_rome.masks import MaskPolicy, annotate, masked_labels
+from mini_rome.model import build_model, build_tokenizer
+from mini_rome.progress import Display
+from mini_rome.sandbox import Pool
+from mini_rome.sft import MaskedSFTConfig
+from mini_rome.staged import fit
+from mini_rome.stages import SftRow, mixed_rows
+from mini_rome.synthesis import scripted_teachers
+from mini_rome.trace import ChatFormat
+
+
+def tokens_per_s(rows: list[SftRow], chat: ChatFormat, steps: int, **options) -> float:
+    """Of a new model on these rows."""
+    with TemporaryDirectory() as folder:
+        config = MaskedSFTConfig(output_dir=folder, max_steps=steps, **options)
+        return fit(build_model(chat.tokenizer), chat.tokenizer, rows, config, Display(False), "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--pack_length", type=int, default=1024)
+    options = parser.parse_args()
+    chat, policy, judge, limits = ChatFormat(build_tokenizer()), MaskPolicy(), RuleJudge(), Thresholds()
+    tasks = make_tasks(["notes", "tickets"], [1, 2, 3, 4, 8], options.tasks, "train")
+    with Pool("sim") as pool:
+        begun = time.monotonic()
+        found = [each for teacher in scripted_teachers() for each in teacher.write(tasks, chat, pool)]
+        wrote = time.monotonic() - begun
+        begun = time.monotonic()
+        for each in found:
+            replay(each, chat, pool)
+        replayed = time.monotonic() - begun
+    print(f"trajectories written: {len(found) / wrote:.0f}/s, replayed: {len(found) / replayed:.0f}/s (sim)")
+    begun = time.monotonic()
+    for each in found:
+        annotate(each, policy)
+        heuristics(each, limits) or judge(each)
+        masked_labels(each, policy)
+    turns = sum(len(each.turns) for each in found)
+    print(f"filter and masks: {turns / (time.monotonic() - begun):.0f} turns/s")
+    rows = mixed_rows(chat, [each for each in found if each.reward == 1.0], policy)
+    mean = sum(len(row["input_ids"]) for row in rows) / len(rows)
+    same = round(options.pack_length / mean)  # rows of a padded batch that hold about as many tokens
+    padded = tokens_per_s(rows, chat, options.steps, per_device_train_batch_size=same)
+    packing = {"packing": True, "max_length": options.pack_length, "per_device_train_batch_size": 1}
+    packed = tokens_per_s(rows, chat, options.steps, **packing)
+    print(f"SFT: padding {padded:.0f} tokens/s (batch {same}), packing {packed:.0f} ({options.pack_length}): "
+          f"{packed / padded:.2f} times")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
