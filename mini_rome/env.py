@@ -61,6 +61,11 @@ class Env:
             raise ConfigError("the environment is not running: call reset() first")
         return self._box
 
+    @property
+    def turns_left(self) -> int:
+        """Responses until truncation."""
+        return self.max_turns - self._turns
+
     def reset(self, seed: int | None = None, start: Snapshot | None = None, turns: int = 0) -> tuple[str, Info]:
         """A clean box in the task's initial state, or in the state `start` after `turns` responses.
 

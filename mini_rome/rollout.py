@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from mini_rome.agent import Agent
+from mini_rome.context import Context, ContextConfig, ContextEnv
 from mini_rome.env import Env
 from mini_rome.errors import SandboxError
 from mini_rome.experts import Start
@@ -41,12 +42,15 @@ class Rollout:
         max_context: int = 4096,
         resample_cap: int = 2,
         max_infra_share: float = 0.05,
+        context: ContextConfig | None = None,
     ) -> None:
         """extra_turns: responses allowed beyond the expert's K. resample_cap: tries for a rollout that the
-        infrastructure spoiled. max_infra_share: above it (of 40 episodes or more) the run stops with a message."""
+        infrastructure spoiled. max_infra_share: above it (of 40 episodes or more) the run stops with a message.
+        context: features of the agent runtime; None: the bare loop. Further chains: see `Trajectory.samples`."""
         self.chat, self.sampler, self.pool, self.seed = chat, sampler, pool, seed
         self.extra_turns, self.max_context = extra_turns, max_context
         self.resample_cap, self.max_infra_share = resample_cap, max_infra_share
+        self.context = context
         self.episodes = 0
         self.infra: Counter[str] = Counter()
 
@@ -152,14 +156,21 @@ class _Runner:
 
     @classmethod
     def begin(cls, rollout: Rollout, number: int, start: Start, params: SamplingParams, step: int) -> _Runner:
-        env = Env(start.task, rollout.pool, max_turns=start.task.chunks + rollout.extra_turns)
+        turns = start.task.chunks + rollout.extra_turns
+        if rollout.context is None:
+            context, env = Context(), Env(start.task, rollout.pool, max_turns=turns)
+        else:
+            context = Context(rollout.context)
+            env = ContextEnv(start.task, rollout.pool, context, max_turns=turns)
         empty = Trajectory(task=start.task, prompt_ids=rollout.chat.prompt(start.task.instruction), turns=[],
                            backend=rollout.backend, seed=rollout.seed, episode=number)
         runner = cls(number, env, empty)
         with runner.guard():
             runner.trajectory = start.open(rollout.chat, env, rollout.seed, number)
             runner.agent = Agent(rollout.chat, env, runner.trajectory, params, (rollout.seed, step),
-                                 rollout.max_context)
+                                 rollout.max_context, context=context)
+            if rollout.context is not None:
+                runner.agent.inject()
         return runner
 
     def act(self, completion) -> _Runner:
@@ -176,8 +187,8 @@ class _Runner:
         try:
             yield
         except SandboxError as error:
-            self.trajectory.reward = None
-            self.trajectory.reason = type(error).__name__
+            for chain in self.trajectory.samples:
+                chain.reward, chain.reason = None, type(error).__name__
             self.done = True
             self.env.close()
 

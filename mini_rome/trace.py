@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,17 +96,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Response:
-    """A parsed response. `problem` says why it is malformed; then no call is run."""
+    """A parsed response. `problem` says why it is malformed; then no call is run. `said`: the text beside calls."""
 
     calls: tuple[Call, ...] = ()
     problem: str = ""
+    said: str = field(default="", compare=False)
 
 
-def parse_response(text: str, task: Task | None = None) -> Response:
+def parse_response(text: str, task: Task | None = None, also: Collection[str] = ()) -> Response:
     """The tool calls of a response, stop token removed.
 
-    Without a task, or with one that only has bash, a call of any other tool makes the response malformed. Where the
-    task brings tools any name is a call: the environment answers what it does not know with an error.
+    Without a task, or with one that only has bash, a call of any other tool makes the response malformed, but for the
+    names in `also`: the agent runtime's own tools. Where the task brings tools any name is a call: the environment
+    answers what it does not know with an error.
 
     >>> parse_response("<tool_call>bash cat plum</tool_call>").calls
     (Call(tool='bash', command='cat plum'),)
@@ -114,20 +117,22 @@ def parse_response(text: str, task: Task | None = None) -> Response:
     """
     if "\0" in text:
         return Response(problem="a NUL character, which no shell can be given")
-    if CALL in _CALL.sub("", text):
+    said = _CALL.sub("", text)
+    if CALL in said:
         return Response(problem="tool call not closed")
     calls = []
+    any_name = task is not None and bool(task.tools)
     for body in _CALL.findall(text):
         tool, _, command = body.strip().partition(" ")
         if tool == "submit" and not command.strip():
             calls.append(Call("submit"))
-        elif tool == "bash" or (task is not None and task.tools and tool.isidentifier() and tool != "submit"):
+        elif tool == "bash" or tool in also or (any_name and tool.isidentifier() and tool != "submit"):
             calls.append(Call(tool, command))
         else:
             return Response(problem=f"unknown tool {tool[:20]!r}")
     if not calls:
         return Response(problem="no tool call")
-    return Response(tuple(calls))
+    return Response(tuple(calls), said=said)
 
 
 def call_bodies(chunk: str, task: Task | None = None) -> list[str]:
@@ -154,8 +159,8 @@ class ChatFormat:
         self._special = ids
         self.stop_id = ids[IM_END]
         self._newline = self.encode("\n")
-        self._user, self._tool = (self._header(role) for role in ("user", "tool"))
-        self._assistant = self._header("assistant")
+        self._headers = {role: self._header(role) for role in ("user", "tool", "assistant")}
+        self._assistant = self._headers["assistant"]
 
     def encode(self, text: str) -> list[int]:
         """Plain text to ids; the spelling of a special token stays plain text."""
@@ -170,17 +175,36 @@ class ChatFormat:
 
     def prompt(self, instruction: str) -> list[int]:
         """From the beginning up to where the first response starts."""
-        return [*self._user, *self.encode(instruction), self.stop_id, *self._newline, *self._assistant]
+        return self.opening([self.message("user", instruction)])
 
     def observation(self, output: str, stopped: bool = True) -> list[int]:
-        """What the environment writes after a response, up to where the next one starts.
+        """What the environment writes after a response, up to where the next one starts. stopped: see `between`."""
+        return self.between([self.message("tool", output.rstrip("\n"))], stopped)
+
+    def message(self, role: str, text: str) -> list[int]:
+        """One whole message of anybody but the model; `text` stays text whatever it spells."""
+        header = self._headers.get(role) or self._header(role)
+        return [*header, *self.encode(text), self.stop_id, *self._newline]
+
+    def past(self, text: str, bodies: Iterable[str] = ()) -> list[int]:
+        """An assistant's message that nobody sampled here, from its text and its calls. Context, never a chunk."""
+        ids = [*self._assistant, *self.encode(text)]
+        for body in bodies:
+            ids += [self._special[CALL], *self.encode(body), self._special[CALL_END]]
+        return [*ids, self.stop_id, *self._newline]
+
+    def opening(self, messages: Iterable[list[int]]) -> list[int]:
+        """A context that begins with these messages, up to where the response starts."""
+        return [*(token for ids in messages for token in ids), *self._assistant]
+
+    def between(self, messages: Iterable[list[int]], stopped: bool = True) -> list[int]:
+        """What stands between a response and the next one, when these messages do.
 
         stopped: the response ended with the sampled stop token. A response cut by the length limit did not; then the
         environment writes the stop token, which is thus no part of the chunk.
         """
         close = [] if stopped else [self.stop_id]
-        body = self.encode(output.rstrip("\n"))
-        return [*close, *self._newline, *self._tool, *body, self.stop_id, *self._newline, *self._assistant]
+        return [*close, *self._newline, *self.opening(messages)]
 
     def response(self, chunk: str, submit: bool = False, task: Task | None = None) -> list[int]:
         """The ids of an expert's response, stop token included: one bash call, or the calls of a task's own tools."""
@@ -189,12 +213,14 @@ class ChatFormat:
             ids += [self._special[CALL], *self.encode(body), self._special[CALL_END]]
         return [*ids, self.stop_id]
 
-    def parse(self, ids: list[int], task: Task | None = None) -> tuple[str, Response]:
+    def parse(
+        self, ids: list[int], task: Task | None = None, also: Collection[str] = ()
+    ) -> tuple[str, Response]:
         """Text and calls of a sampled response; one that was cut by the length limit is malformed."""
         if not ids or ids[-1] != self.stop_id:
             return self.decode(ids), Response(problem="cut by the length limit")
         text = self.decode(ids[:-1])
-        return text, parse_response(text, task)
+        return text, parse_response(text, task, also)
 
 
 def shown(result: StepResult) -> str:

@@ -180,6 +180,17 @@ class Trajectory:
     episode: int = 0
     policy: str = ""  # who wrote it: a teacher's or a model's name
     retokenised: bool = False  # ids rebuilt from text: fit for imitation, never for a policy gradient
+    chains: list[Trajectory] = field(default_factory=list)  # of the same episode, see `samples`
+
+    @property
+    def samples(self) -> list[Trajectory]:
+        """One sample per linear context of the episode, this one first; all carry the episode's reward.
+
+        More than one where the context was compressed, a sub-agent ran, or an external agent edited its history. What
+        a chain took over from another one is in its prompt_ids: each response is trained once, in the context it was
+        sampled in.
+        """
+        return [self, *self.chains]
 
     @property
     def policy_turns(self) -> list[Turn]:
