@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -254,6 +255,11 @@ def read_marks(path: Path) -> dict[str, str]:
 # All four
 
 
+def threads_for(pool: Pool) -> int:
+    """Threads that keep the boxes busy: containers wait, the simulated shell computes outside Python's lock."""
+    return min(32 if pool.backend == "docker" else os.cpu_count() or 1, pool.size)
+
+
 def run_filter(
     trajectories: Sequence[Trajectory],
     chat: ChatFormat,
@@ -275,9 +281,8 @@ def run_filter(
     first = apply("heuristics", trajectories, lambda each: (heuristics(each, limits), ""))
     workers = 8 if isinstance(judge, EndpointJudge) else 1
     second = apply("judge", first.kept, lambda each: (judge(each), ""), workers=workers, note=judge.name)
-    boxes = min(32, pool.size) if pool.backend == "docker" else 1
     third = apply(
-        "execution", second.kept, lambda each: replay(each, chat, pool), workers=boxes, note=pool.backend,
+        "execution", second.kept, lambda each: replay(each, chat, pool), workers=threads_for(pool), note=pool.backend,
         progress=progress,
     )  # fmt: skip
     marks = marks or {}

@@ -23,7 +23,7 @@ from mini_rome.errors import ConfigError, MiniRomeError, VerifierError
 from mini_rome.exchange import response_ids
 from mini_rome.experts import Start, record_expert, script
 from mini_rome.families import get_family
-from mini_rome.filters import failure_kind
+from mini_rome.filters import failure_kind, threads_for
 from mini_rome.model_client import Endpoint, EndpointError
 from mini_rome.policies import EndpointPolicy
 from mini_rome.records import Appender, drop_truncated, rows_of
@@ -122,8 +122,8 @@ def instances(
 
 
 def mapped(function: Callable[[A], B], items: Sequence[A], pool: Pool, workers: int = 0) -> Iterator[B]:
-    """`map`, with as many threads as there are boxes where they are containers; `workers` says another number."""
-    workers = workers or (min(32, pool.size) if pool.backend == "docker" else 1)
+    """`map` with threads, in order; how many the boxes say, or `workers` where it is not 0."""
+    workers = workers or threads_for(pool)
     if workers == 1:
         yield from map(function, items)
         return
