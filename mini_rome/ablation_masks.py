@@ -1,4 +1,4 @@
-"""Ablation of SFT: with and without error mask, task mask and stage 2. What one run is, and the picture of all.
+"""Ablation of SFT: with and without error mask, task mask and stage 2. The variants, the table and the picture.
 
 The variant `longer` is the control of `stage 2`: as many steps in all, on the same data as before.
 """
@@ -6,6 +6,7 @@ The variant `longer` is the control of `stage 2`: as many steps in all, on the s
 from __future__ import annotations
 
 import csv
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,14 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from mini_rome.evaluate import EVALUATION_STEP, PAPER_SAMPLING
-from mini_rome.experts import Start
 from mini_rome.figures import COLUMNS
-from mini_rome.masks import MaskPolicy, annotate
-from mini_rome.rollout import Rollout
+from mini_rome.masks import MaskPolicy
 from mini_rome.runs import replacing
 from mini_rome.stats import interquartile_mean, stratified_bootstrap
-from mini_rome.types import Task
 
 
 class Variant(NamedTuple):
@@ -51,17 +48,6 @@ METRICS = {
     "success_long": "success, longer tasks",
     "failed_turns": "share of turns that fail",
 }
-
-
-def outcomes(rollout: Rollout, tasks: Sequence[Task]) -> tuple[float, float]:
-    """(success, share of the agent's turns whose call failed) on held-out tasks, from the initial state."""
-    played = rollout.collect([Start(task) for task in tasks], PAPER_SAMPLING, step=EVALUATION_STEP)
-    scored = [each for each in played if each.reward is not None]
-    for each in scored:
-        annotate(each, MaskPolicy())
-    turns = [turn for each in scored for turn in each.turns]
-    success = sum(each.reward == 1.0 for each in scored) / max(1, len(scored))
-    return success, sum(turn.error for turn in turns) / max(1, len(turns))
 
 
 def rows_of(variant: str, seed: int, step: int, values: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -107,8 +93,13 @@ def table_of(rows: Sequence[Mapping[str, Any]], backend: str) -> Table:
     return table
 
 
-def draw_masks(rows: Sequence[Mapping[str, Any]], caption: str, png: Path) -> Path:
-    """One panel per metric: a small point for every seed, the mean with its interval."""
+def draw_masks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
+    """One panel per metric: a small point for every seed, the interquartile mean with its interval."""
+    rows, facts = read_table(Path(rows_csv)), json.loads(Path(summary_json).read_text(encoding="utf-8"))
+    caption = (
+        f"backend {facts['backend']}, seeds {facts['seeds']}, n = {facts['options']['eval_tasks']} tasks a seed; "
+        f"bars: 95 % bootstrap; commit {facts['commit']}"
+    )
     figure = Figure(figsize=(9.0, 3.2), dpi=120, layout="constrained")
     for axes, (metric, label) in zip(figure.subplots(1, len(METRICS), sharey=True), METRICS.items(), strict=True):
         found = by_variant(rows, metric)
@@ -124,4 +115,4 @@ def draw_masks(rows: Sequence[Mapping[str, Any]], caption: str, png: Path) -> Pa
     figure.supxlabel(caption, fontsize=6, color="0.35")
     with replacing(png) as spare:
         figure.savefig(spare, format="png", metadata={"Software": None})
-    return png
+    return Path(png)

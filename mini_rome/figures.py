@@ -234,4 +234,11 @@ def caption(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     )
 
 
-DRAWINGS = {"learning_curve": learning_curve, "mask_firing": mask_firing}
+def sft_masks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
+    """The ablation of SFT's masks, see ablation_masks.py."""
+    from mini_rome.ablation_masks import draw_masks  # it takes the CSV's columns from here
+
+    return draw_masks(rows_csv, summary_json, png)
+
+
+DRAWINGS = {"learning_curve": learning_curve, "mask_firing": mask_firing, "sft_masks": sft_masks}

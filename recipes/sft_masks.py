@@ -19,22 +19,18 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
+from collections.abc import Sequence  # noqa: E402
 from dataclasses import asdict, dataclass, field  # noqa: E402
 from pathlib import Path  # noqa: E402
 from tempfile import TemporaryDirectory  # noqa: E402
 
-from mini_rome.ablation_masks import (  # noqa: E402
-    VARIANTS,
-    draw_masks,
-    outcomes,
-    read_table,
-    rows_of,
-    table_of,
-)
+from mini_rome.ablation_masks import VARIANTS, draw_masks, read_table, rows_of, table_of  # noqa: E402
 from mini_rome.data import make_tasks  # noqa: E402
 from mini_rome.errors import ConfigError  # noqa: E402
+from mini_rome.evaluate import EVALUATION_STEP, PAPER_SAMPLING  # noqa: E402
+from mini_rome.experts import Start  # noqa: E402
 from mini_rome.figures import COLUMNS  # noqa: E402
-from mini_rome.masks import annotate  # noqa: E402
+from mini_rome.masks import MaskPolicy, annotate  # noqa: E402
 from mini_rome.model import build_model, build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
@@ -47,7 +43,7 @@ from mini_rome.staged import fit  # noqa: E402
 from mini_rome.stages import mixed_rows, preferred, still_wrong  # noqa: E402
 from mini_rome.synthesis import Scripted  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
-from mini_rome.types import Trajectory  # noqa: E402
+from mini_rome.types import Task, Trajectory  # noqa: E402
 
 TEACHERS = (
     Scripted("clumsy", mistakes=0.4, repeats=0.15),
@@ -96,11 +92,10 @@ def main() -> None:
                 write_csv(out, rows, COLUMNS)
                 display.line(f"seed {seed}, {name}: " + ", ".join(f"{k} {v:.3f}" for k, v in values.items()))
     facts = provenance(backend, "transformers", a.seeds[0])
-    facts |= {"seeds": a.seeds, "options": asdict(a), "seconds": display.seconds}
+    facts |= {"figure": "sft_masks", "seeds": a.seeds, "options": asdict(a), "seconds": display.seconds}
     write_json(out.with_suffix(".json"), facts)
     display.console.print(table_of(rows, backend))
-    caption = f"backend {backend}, seeds {a.seeds}, n = {a.eval_tasks} tasks a seed, commit {facts['commit']}"
-    display.line(f"figure: {draw_masks(rows, caption, out.with_suffix('.png'))}")
+    display.line(f"figure: {draw_masks(out, out.with_suffix('.json'), out.with_suffix('.png'))}")
 
 
 def written(a: AblationArguments, chat: ChatFormat, pool: Pool, seed: int) -> list[Trajectory]:
@@ -138,6 +133,17 @@ def run(
     short, failed = outcomes(rollout, make_tasks(a.families, a.chunks, a.eval_tasks, "test", seed))
     long, _ = outcomes(rollout, make_tasks(a.families, a.long_chunks, a.eval_tasks, "test", seed))
     return {"success_short": short, "success_long": long, "failed_turns": failed}
+
+
+def outcomes(rollout: Rollout, tasks: Sequence[Task]) -> tuple[float, float]:
+    """(success, share of the agent's turns whose call failed) on held-out tasks, from the initial state."""
+    played = rollout.collect([Start(task) for task in tasks], PAPER_SAMPLING, step=EVALUATION_STEP)
+    scored = [each for each in played if each.reward is not None]
+    for each in scored:
+        annotate(each, MaskPolicy())
+    turns = [turn for each in scored for turn in each.turns]
+    success = sum(each.reward == 1.0 for each in scored) / max(1, len(scored))
+    return success, sum(turn.error for turn in turns) / max(1, len(turns))
 
 
 if __name__ == "__main__":
