@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from datasets import Dataset, Features, List, Value
+from pyarrow import parquet
 from transformers import PreTrainedTokenizerBase
 
 from mini_rome.errors import ConfigError, RecordError
@@ -138,7 +139,7 @@ def write(path: str | Path, trajectories: Iterable[Trajectory], chat: ChatFormat
     rows = [to_row(trajectory, mark) for trajectory in trajectories]
     with replacing(path) as spare:
         if Path(path).suffix == ".parquet":
-            Dataset.from_list(rows, features=FEATURES).to_parquet(spare)
+            parquet.write_table(Dataset.from_list(rows, features=FEATURES).data.table, spare)
         else:
             spare.write_text("".join(map(_line, rows)), encoding="utf-8")
     return len(rows)
@@ -176,7 +177,7 @@ def rows_of(path: str | Path) -> Iterator[tuple[str, Row]]:
     if not Path(path).is_file():
         raise RecordError(f"{path} does not exist: name a .jsonl or .parquet file of trajectories (make data)")
     if Path(path).suffix == ".parquet":
-        table = Dataset.from_parquet(str(path), keep_in_memory=True)
+        table = Dataset(parquet.read_table(path))  # Dataset.from_parquet would copy it to a cache first
         yield from ((f"row {number}", row) for number, row in enumerate(table, 1))
         return
     with open(path, encoding="utf-8") as file:
