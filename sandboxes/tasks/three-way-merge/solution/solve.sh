@@ -2,6 +2,7 @@
 set -e
 cp -r /app/ours /app/merged
 cd /app/merged
+sed -i '1s/.*/"""How money and items look, in reports and in lists of what runs low."""/' stock/render.py
 grep -Fxvf CHANGES.md /app/theirs/CHANGES.md >> CHANGES.md
 cat > stock/model.py <<'PY'
 """A stock list: one item a line, `name,quantity,price` with at most two decimals; `#` starts a comment line."""
