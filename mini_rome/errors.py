@@ -67,3 +67,11 @@ class ToolRefused(MiniRomeError):
 
 class RecordError(MiniRomeError):
     """A trajectory record cannot be read or used. Says the file, the line or row, and what is wrong with it."""
+
+
+class SamplerError(MiniRomeError):
+    """The engine that generates tokens failed. Says which, what happened and how to go on."""
+
+
+class ParityError(SamplerError):
+    """After a sync the sampler's weights are not the trainer's. Says what differs and what to look at."""

@@ -49,7 +49,9 @@ from mini_rome.runs import (
     write_json,
     writing,
 )
-from mini_rome.sampler.transformers import TransformersSampler
+from mini_rome.sampler import SAMPLERS
+from mini_rome.sampler import make as make_sampler
+from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sandbox.safety import EventLog
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
@@ -65,7 +67,12 @@ class RunArguments:
     """What is run: the task, the sandbox, and the stages around IPA."""
 
     sandbox: str = field(default="auto", metadata={"help": "docker, sim (simulated), or auto: docker if it answers."})
-    sampler: str = field(default="transformers", metadata={"help": "Who generates tokens: transformers."})
+    sampler: str = field(
+        default="transformers", metadata={"help": f"Who generates tokens: {', '.join(SAMPLERS)}."}
+    )
+    sampler_url: str | None = field(
+        default=None, metadata={"help": "Address of the server of --sampler vllm-server, e.g. http://127.0.0.1:8000."}
+    )
     sampler_dtype: str | None = field(
         default=None, metadata={"help": "Precision of the sampler's copy, e.g. bfloat16; default: the trainer's own."}
     )
@@ -101,8 +108,10 @@ class RunArguments:
                 raise ConfigError(f"--{name} []: at least one is needed")
         if not 0 <= self.mistake_rate < 1:
             raise ConfigError(f"--mistake_rate {self.mistake_rate}: must lie in [0, 1)")
-        if self.sampler != "transformers":
-            raise ConfigError(f"--sampler {self.sampler}: choose transformers")
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(f"--sampler {self.sampler}: choose from {', '.join(SAMPLERS)}")
+        if (self.sampler == "vllm-server") != (self.sampler_url is not None):
+            raise ConfigError(f"--sampler {self.sampler} --sampler_url {self.sampler_url}: the one needs the other")
         if self.sampler_dtype is not None and not isinstance(getattr(torch, self.sampler_dtype, None), torch.dtype):
             raise ConfigError(f"--sampler_dtype {self.sampler_dtype}: not a torch dtype such as bfloat16")
 
@@ -120,6 +129,7 @@ class Run:
         self.weights: dict[str, str] = {}  # sha256 of each saved model
         self.minutes = 0.0  # of earlier sessions of a resumed run, as is the next
         self.episodes = 0
+        self._running: Sampler | None = None  # the sampler of the model before, whose engine may serve the next
         self._check()
 
     def _check(self) -> None:
@@ -220,7 +230,9 @@ class Run:
             if self.arguments.sampler_dtype
             else f"level {args.mask_level}, H {args.mismatch_threshold}; sampler and trainer agree: it will not fire"
         )
-        weights = self.arguments.sampler_dtype or "the trainer itself"
+        shared = self.arguments.sampler == "transformers"
+        own = "the trainer itself" if shared else "its own copy, compared at every sync"
+        weights = self.arguments.sampler_dtype or own
         self.display.line(f"sampler: {self.arguments.sampler} ({weights})")
         self.display.line(
             f"loss: {args.objective}; gamma {args.gamma}; negatives {negatives}; ratio {ratio}; mask {mask}; "
@@ -256,7 +268,9 @@ class Run:
         self.model = model
         self.chat = ChatFormat(self.tokenizer)
         dtype = getattr(torch, self.arguments.sampler_dtype) if self.arguments.sampler_dtype else None
-        self.sampler = TransformersSampler(model, self.chat.stop_id, dtype)
+        name, url = self.arguments.sampler, self.arguments.sampler_url
+        self.sampler = make_sampler(name, model, self.chat.stop_id, dtype, url=url, running=self._running)
+        self._running = self.sampler
         self.rollout = Rollout(
             self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns
         )

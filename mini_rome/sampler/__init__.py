@@ -1,0 +1,44 @@
+"""Who generates tokens: `base` is the contract, `make` chooses one that keeps it."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from mini_rome.errors import ConfigError
+from mini_rome.sampler.base import Sampler
+
+SAMPLERS = ("transformers", "vllm", "vllm-server")
+
+
+def make(
+    name: str,
+    model: PreTrainedModel,
+    stop_id: int,
+    dtype: torch.dtype | None = None,
+    *,
+    url: str | None = None,
+    running: Sampler | None = None,
+) -> Sampler:
+    """A sampler that holds the weights of this model. dtype: of its copy of them, None for the model's own.
+
+    url: of the server, for vllm-server. running: the sampler so far, whose engine is used again if the model fits.
+    """
+    if name not in SAMPLERS:
+        raise ConfigError(f"--sampler {name}: choose from {', '.join(SAMPLERS)}")
+    if name == "transformers":
+        from mini_rome.sampler.transformers import TransformersSampler
+
+        return TransformersSampler(model, stop_id, dtype)
+    if name == "vllm-server":
+        from mini_rome.sampler.vllm_server import VLLMServerSampler
+
+        return VLLMServerSampler(model, stop_id, dtype, url=url)
+    from mini_rome.sampler.vllm import VLLMSampler
+
+    if isinstance(running, VLLMSampler):
+        if running.fits(model, stop_id):
+            running.sync(model, version=0)
+            return running
+        running.close()
+    return VLLMSampler(model, stop_id, dtype)
