@@ -22,7 +22,7 @@ from mini_rome.runs import checkpoint
 from mini_rome.sampler.base import Completion, Sampler, SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool
-from mini_rome.tasks import find_task
+from mini_rome.tasks.choice import find_task
 from mini_rome.trace import CALL, CALL_END, ChatFormat, shown
 from mini_rome.types import Snapshot, Turn
 

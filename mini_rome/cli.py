@@ -160,8 +160,8 @@ def add_safety(verbs: argparse._SubParsersAction) -> None:
 
 
 def run_safety_eval(options: argparse.Namespace) -> int:
+    from mini_rome.evaluation.stats import wilson
     from mini_rome.sandbox import safety
-    from mini_rome.stats import wilson
 
     for name in ("violations", "benign"):
         if not getattr(options, name).is_file():
@@ -190,8 +190,8 @@ def add_calibrate(verbs: argparse._SubParsersAction) -> None:
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
-    from mini_rome.calibration import run_calibrate as run
-    from mini_rome.tasks import TaskChoice
+    from mini_rome.evaluation.calibration import run_calibrate as run
+    from mini_rome.tasks.choice import TaskChoice
 
     choice = TaskChoice(families_of(options.families), options.chunks, options.n, options.split)
     return run(options.model, choice, options.sandbox, options.precision, options.seed)
@@ -207,12 +207,12 @@ def add_figure(verbs: argparse._SubParsersAction) -> None:
 
 def run_figure(options: argparse.Namespace) -> int:
     if Path(options.name).stem == "paper_tables":
-        from mini_rome.paper import TABLES, our_point, performance_against_parameters
+        from mini_rome.evaluation.paper import TABLES, our_point, performance_against_parameters
 
         ours = None if options.ours is None else our_point(options.ours)
         print(performance_against_parameters(TABLES.with_suffix(".png"), ours=ours))
         return 0
-    from mini_rome.figures import locate, redraw
+    from mini_rome.evaluation.figures import locate, redraw
 
     print(redraw(*locate(options.name)))
     return 0

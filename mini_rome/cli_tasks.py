@@ -18,7 +18,7 @@ from mini_rome.cli_options import (
 from mini_rome.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mini_rome.harbor import TaskFolder
+    from mini_rome.tasks.harbor import TaskFolder
 
 
 def add_folders_option(verb: argparse.ArgumentParser, default: str = "the 24 that come with the project") -> None:
@@ -59,8 +59,8 @@ def run_list(options: argparse.Namespace) -> int:
 
 def load_folders(options: argparse.Namespace) -> tuple[list[TaskFolder], list[str]]:
     """The folders that --folders means, and the broken ones in words. None where none come with this copy."""
-    from mini_rome.harbor import load_tree
-    from mini_rome.tasks import SHIPPED
+    from mini_rome.tasks.choice import SHIPPED
+    from mini_rome.tasks.harbor import load_tree
 
     if options.folders == "none" or (options.folders is None and not SHIPPED.is_dir()):
         return [], []
@@ -83,7 +83,7 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def show_instance(name: str, folders: list[str]) -> list[str]:
-    from mini_rome.tasks import find_task
+    from mini_rome.tasks.choice import find_task
 
     task = find_task(name, folders)
     lines = [f"{task.name}: family {task.family}, domain {task.domain}, K = {task.chunks}", "", task.instruction, ""]
@@ -93,7 +93,7 @@ def show_instance(name: str, folders: list[str]) -> list[str]:
 
 
 def show_folder(task: TaskFolder) -> list[str]:
-    from mini_rome.harbor import fetches
+    from mini_rome.tasks.harbor import fetches
 
     head = f"{task.name}: {task.domain}, {task.difficulty}; {task.memory_mb} MB, {task.cpus:g} cpu, "
     lines = [head + f"agent {task.agent_timeout_s:g} s, verifier {task.verifier_timeout_s:g} s", "", task.instruction]
@@ -104,8 +104,8 @@ def show_folder(task: TaskFolder) -> list[str]:
 
 
 def run_stats(options: argparse.Namespace) -> int:
-    from mini_rome.results import wide_console
-    from mini_rome.tasks_stats import stats_tables
+    from mini_rome.evaluation.results import wide_console
+    from mini_rome.tasks.overview import stats_tables
 
     tasks, broken = load_folders(options)
     for table in stats_tables(tasks, options.rows):
@@ -126,7 +126,7 @@ def add_validate(group: argparse._SubParsersAction) -> None:
 
 
 def run_validate(options: argparse.Namespace) -> int:
-    from mini_rome.prove import run_proofs
+    from mini_rome.tasks.prove import run_proofs
 
     tasks, broken = load_folders(options)
     repeats = options.repeats or (20 if options.full else 3)
@@ -150,13 +150,13 @@ def add_filter(group: argparse._SubParsersAction) -> None:
 
 
 def run_filter(options: argparse.Namespace) -> int:
-    from mini_rome.difficulty import run_filter as run
+    from mini_rome.tasks.difficulty import run_filter as run
 
     return run(options.rows, options.low, options.high, options.min_runs, options.out)
 
 
 def run_new(options: argparse.Namespace) -> int:
-    from mini_rome.skeleton import new_task
+    from mini_rome.tasks.skeleton import new_task
 
     folder = new_task(options.name, options.into)
     print(f"{folder}\nWrite it, then: mini-rome tasks validate --folders {folder} {options.name}")
@@ -197,10 +197,10 @@ def add_eval(verbs: argparse._SubParsersAction) -> None:
 
 
 def run_eval(options: argparse.Namespace) -> int:
-    from mini_rome import assess
-    from mini_rome.model_client import Endpoint
+    from mini_rome.evaluation import assess
+    from mini_rome.evaluation.model_client import Endpoint
     from mini_rome.sampler.base import SamplingParams
-    from mini_rome.tasks import TaskChoice, read_secret
+    from mini_rome.tasks.choice import TaskChoice, read_secret
 
     sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
     params = SamplingParams(max_new_tokens=options.max_tokens or 64, **sampling)
@@ -234,7 +234,7 @@ def eval_folders(options: argparse.Namespace, model: str | None) -> list[TaskFol
 
 def say_fetches(tasks: list[TaskFolder], outcome: str) -> None:
     """Before anything starts: which tests need a network that they will not get, and what becomes of them."""
-    from mini_rome.harbor import fetches
+    from mini_rome.tasks.harbor import fetches
 
     found = [lines for task in tasks if (lines := fetches(task))]
     if found:

@@ -25,13 +25,13 @@ from rich.table import Table
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 
 from mini_rome.config import IPAConfig
-from mini_rome.data import expert_trajectories, make_tasks, record_experts
+from mini_rome.data.demonstrations import expert_trajectories, make_tasks, record_experts
 from mini_rome.errors import ConfigError
-from mini_rome.evaluate import evaluate
+from mini_rome.evaluation.evaluate import evaluate
+from mini_rome.evaluation.figures import COLUMNS, learning_curve
 from mini_rome.events import event_line, event_rates
 from mini_rome.experts import Expert
 from mini_rome.families import get_family
-from mini_rome.figures import COLUMNS, learning_curve
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet

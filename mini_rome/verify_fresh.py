@@ -24,11 +24,11 @@ import docker.errors
 import requests
 
 from mini_rome.errors import SandboxError, SnapshotRefused, VerifierError
-from mini_rome.harbor import TaskFolder
 from mini_rome.sandbox.base import DEFAULT_ENV, Limits
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.hardening import AGENT, ROOT_CAPABILITIES
 from mini_rome.sandbox.tree import files_of_tar
+from mini_rome.tasks.harbor import TaskFolder
 from mini_rome.types import IN_PLACE, Snapshot, Verdict
 from mini_rome.verify import FRESH, FRESH_NETWORK, read_numbers, read_reward
 

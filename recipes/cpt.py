@@ -22,15 +22,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 
 from dataclasses import asdict  # noqa: E402
 
-from mini_rome.cpt import CPTArguments, LinearDecay, code_rows, heldout_loss, take, trajectory_rows  # noqa: E402
-from mini_rome.data import expert_trajectories, make_tasks  # noqa: E402
+from mini_rome.data.cpt import CPTArguments, LinearDecay, code_rows, heldout_loss, take, trajectory_rows  # noqa: E402
+from mini_rome.data.demonstrations import expert_trajectories, make_tasks  # noqa: E402
+from mini_rome.data.staged import fit, save, start_model  # noqa: E402
+from mini_rome.data.stages import open_dataset  # noqa: E402
 from mini_rome.model import build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
 from mini_rome.runs import SUMMARY, new_run, provenance, write_json  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
-from mini_rome.staged import fit, save, start_model  # noqa: E402
-from mini_rome.stages import open_dataset  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
 
 

@@ -28,17 +28,17 @@ from pathlib import Path  # noqa: E402
 
 from rich.table import Table  # noqa: E402
 
-from mini_rome import records  # noqa: E402
+from mini_rome.data import records  # noqa: E402
+from mini_rome.data.filters import Dropped, EndpointJudge, RuleJudge, read_marks, run_filter, sample_to_mark  # noqa: E402
+from mini_rome.data.funnel import ours, save_funnel, tables  # noqa: E402
+from mini_rome.data.synthesis import EndpointTeacher, Teacher, Yield, explore, instances, scripted_teachers, teach  # noqa: E402
 from mini_rome.errors import ConfigError  # noqa: E402
-from mini_rome.filters import Dropped, EndpointJudge, RuleJudge, read_marks, run_filter, sample_to_mark  # noqa: E402
-from mini_rome.funnel import ours, save_funnel, tables  # noqa: E402
+from mini_rome.evaluation.model_client import Endpoint  # noqa: E402
 from mini_rome.model import build_tokenizer  # noqa: E402
-from mini_rome.model_client import Endpoint  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
 from mini_rome.runs import new_run, provenance, write_csv  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
-from mini_rome.synthesis import EndpointTeacher, Teacher, Yield, explore, instances, scripted_teachers, teach  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
 
 

@@ -22,14 +22,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from mini_rome.assess import Loaded, open_pool  # noqa: E402
-from mini_rome.calibration import sampled_mismatch  # noqa: E402
 from mini_rome.cli_options import add_model_option, add_sandbox_option, add_task_options, families_of  # noqa: E402
-from mini_rome.figures import COLUMNS, Row, locate, redraw  # noqa: E402
+from mini_rome.evaluation.assess import Loaded, open_pool  # noqa: E402
+from mini_rome.evaluation.calibration import sampled_mismatch  # noqa: E402
+from mini_rome.evaluation.figures import COLUMNS, Row, locate, redraw  # noqa: E402
 from mini_rome.loss import Level, mismatch_ratios  # noqa: E402
 from mini_rome.options import guarded  # noqa: E402
 from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402
-from mini_rome.tasks import TaskChoice  # noqa: E402
+from mini_rome.tasks.choice import TaskChoice  # noqa: E402
 
 LEVELS: tuple[Level, ...] = ("token", "chunk", "sequence")
 PRECISIONS = ("float32", "bfloat16")

@@ -24,12 +24,15 @@ from dataclasses import asdict, dataclass, field  # noqa: E402
 from pathlib import Path  # noqa: E402
 from tempfile import TemporaryDirectory  # noqa: E402
 
-from mini_rome.ablation_masks import VARIANTS, draw_masks, read_table, rows_of, table_of  # noqa: E402
-from mini_rome.data import make_tasks  # noqa: E402
+from mini_rome.data.ablation_masks import VARIANTS, draw_masks, read_table, rows_of, table_of  # noqa: E402
+from mini_rome.data.demonstrations import make_tasks  # noqa: E402
+from mini_rome.data.staged import fit  # noqa: E402
+from mini_rome.data.stages import mixed_rows, preferred, still_wrong  # noqa: E402
+from mini_rome.data.synthesis import Scripted  # noqa: E402
 from mini_rome.errors import ConfigError  # noqa: E402
-from mini_rome.evaluate import EVALUATION_STEP, PAPER_SAMPLING  # noqa: E402
+from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING  # noqa: E402
+from mini_rome.evaluation.figures import COLUMNS  # noqa: E402
 from mini_rome.experts import Start  # noqa: E402
-from mini_rome.figures import COLUMNS  # noqa: E402
 from mini_rome.masks import MaskPolicy, annotate  # noqa: E402
 from mini_rome.model import build_model, build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
@@ -39,9 +42,6 @@ from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402
 from mini_rome.sampler.transformers import TransformersSampler  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
 from mini_rome.sft import MaskedSFTConfig  # noqa: E402
-from mini_rome.staged import fit  # noqa: E402
-from mini_rome.stages import mixed_rows, preferred, still_wrong  # noqa: E402
-from mini_rome.synthesis import Scripted  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
 from mini_rome.types import Task, Trajectory  # noqa: E402
 

@@ -9,16 +9,16 @@ import argparse
 import time
 from tempfile import TemporaryDirectory
 
-from mini_rome.data import make_tasks
-from mini_rome.filters import RuleJudge, Thresholds, heuristics, replay
+from mini_rome.data.demonstrations import make_tasks
+from mini_rome.data.filters import RuleJudge, Thresholds, heuristics, replay
+from mini_rome.data.staged import fit
+from mini_rome.data.stages import SftRow, mixed_rows
+from mini_rome.data.synthesis import mapped, scripted_teachers
 from mini_rome.masks import MaskPolicy, annotate, masked_labels
 from mini_rome.model import build_model, build_tokenizer
 from mini_rome.progress import Display
 from mini_rome.sandbox import Pool
 from mini_rome.sft import MaskedSFTConfig
-from mini_rome.staged import fit
-from mini_rome.stages import SftRow, mixed_rows
-from mini_rome.synthesis import mapped, scripted_teachers
 from mini_rome.trace import ChatFormat
 
 

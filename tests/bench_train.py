@@ -33,7 +33,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from mini_rome.chunking import pack  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
 from mini_rome.credit import chunk_returns  # noqa: E402
-from mini_rome.data import make_tasks, record_experts  # noqa: E402
+from mini_rome.data.demonstrations import make_tasks, record_experts  # noqa: E402
 from mini_rome.experts import Expert  # noqa: E402
 from mini_rome.loss import ipa_loss  # noqa: E402
 from mini_rome.model import build_model, build_tokenizer  # noqa: E402

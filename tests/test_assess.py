@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from mini_rome import calibration, cli
+from mini_rome import cli
 from mini_rome.errors import ConfigError
+from mini_rome.evaluation import calibration
+from mini_rome.evaluation.model_client import EndpointError, Reply
+from mini_rome.evaluation.results import Row, read_rows
 from mini_rome.families import FAMILIES
 from mini_rome.loss import calibrate
 from mini_rome.model import build_model, build_tokenizer
-from mini_rome.model_client import EndpointError, Reply
-from mini_rome.results import Row, read_rows
 from mini_rome.runs import MODEL
-from mini_rome.tasks import TaskChoice
+from mini_rome.tasks.choice import TaskChoice
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory, Turn
 
@@ -154,7 +155,7 @@ def test_the_held_back_split_leaves_neither_seeds_nor_transcripts(tmp_path: Path
 def test_a_server_that_fails_leaves_unscored_rows_never_zeros(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mini_rome.model_client.Endpoint.ask", fails_for("notes"))
+    monkeypatch.setattr("mini_rome.evaluation.model_client.Endpoint.ask", fails_for("notes"))
     options = ("--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m", "--runs", "1", "--out", str(tmp_path))
     assert run(*options, "--families", "notes", "tickets", "--n", "4", "--jobs", "1") == 0
     rows = {row.family: row for row in rows_of(tmp_path)}
@@ -179,7 +180,7 @@ def fails_for(family: str) -> Callable[..., Reply]:
 def test_where_nothing_could_be_scored_the_run_says_why(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mini_rome.model_client.Endpoint.ask", fails_for(""))
+    monkeypatch.setattr("mini_rome.evaluation.model_client.Endpoint.ask", fails_for(""))
     options = ("--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m", "--families", "notes", "--n", "2")
     assert run(*options, "--runs", "1") == 2
     assert "no episode could be scored, 2 of 2" in (said := capsys.readouterr().err) and "the server is down" in said

@@ -15,7 +15,7 @@ from mini_rome.runs import MODEL
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sampler.scripted import ScriptedSampler
 from mini_rome.sandbox import Pool
-from mini_rome.tasks import find_task
+from mini_rome.tasks.choice import find_task
 from mini_rome.trace import ChatFormat, context_ids
 
 TASK = find_task("notes-k3-test-1")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mini_rome import __version__, cli, doctor, paper
+from mini_rome import __version__, cli, doctor
 from mini_rome.doctor import Check
-from mini_rome.figures import COLUMNS
+from mini_rome.evaluation import paper
+from mini_rome.evaluation.figures import COLUMNS
 from mini_rome.runs import write_csv, write_json
 
 WORD_COUNT = Path(__file__).parent / "data" / "tasks" / "word-count"

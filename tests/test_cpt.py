@@ -10,8 +10,10 @@ import pytest
 import torch
 from tiny import chat, experts, model
 
-from mini_rome import corpus, records
-from mini_rome.cpt import CPTArguments, LinearDecay, code_rows, decay_at, heldout_loss, take, trajectory_rows
+from mini_rome.data import corpus, records
+from mini_rome.data.cpt import CPTArguments, LinearDecay, code_rows, decay_at, heldout_loss, take, trajectory_rows
+from mini_rome.data.staged import StageArguments, fit, selected, start_model
+from mini_rome.data.stages import mixed_rows, open_dataset, preferred, question_row
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.masks import IGNORE, MaskPolicy, annotate
 from mini_rome.progress import Display
@@ -19,8 +21,6 @@ from mini_rome.rollout import Rollout
 from mini_rome.sampler.scripted import ScriptedSampler
 from mini_rome.sandbox import Pool
 from mini_rome.sft import MaskedSFTConfig, rows_trainer
-from mini_rome.staged import StageArguments, fit, selected, start_model
-from mini_rome.stages import mixed_rows, open_dataset, preferred, question_row
 from mini_rome.types import Trajectory
 
 

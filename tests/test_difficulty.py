@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from mini_rome import cli
-from mini_rome.difficulty import judge_tasks
 from mini_rome.errors import ConfigError, MiniRomeError
-from mini_rome.policies import Episode
-from mini_rome.results import COLUMNS, Log, Row, read_rows
+from mini_rome.evaluation.policies import Episode
+from mini_rome.evaluation.results import COLUMNS, Log, Row, read_rows
+from mini_rome.evaluation.stats import wilson
 from mini_rome.runs import write_csv
-from mini_rome.stats import wilson
+from mini_rome.tasks.difficulty import judge_tasks
 from mini_rome.types import Verdict
 
 ROW = Row("m", "notes-k4-train-0", "family", "notes", "data-processing", "terminal", "easy", "en", 4, 0, 0.0, "agent",

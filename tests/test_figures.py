@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mini_rome import figures
 from mini_rome.errors import MiniRomeError
-from mini_rome.figures import Row, learning_curve
+from mini_rome.evaluation import figures
+from mini_rome.evaluation.figures import Row, learning_curve
 from mini_rome.runs import write_csv, write_json
 
 SUMMARY = {"backend": "sim", "sampler": "transformers", "commit": "0123456789ab"}
@@ -146,7 +146,7 @@ def test_every_committed_table_redraws(tmp_path: Path) -> None:
 
 
 def test_redrawing_loads_neither_torch_nor_pyplot() -> None:
-    code = "import json, sys, mini_rome.figures; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, mini_rome.evaluation.figures; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(json.loads(done.stdout))
     assert "matplotlib.figure" in loaded

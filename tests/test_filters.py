@@ -16,11 +16,8 @@ from typing import Any
 import pytest
 from tiny import chat
 
-from mini_rome.data import make_tasks
-from mini_rome.errors import MiniRomeError, RecordError
-from mini_rome.experts import play, script
-from mini_rome.families import get_family
-from mini_rome.filters import (
+from mini_rome.data.demonstrations import make_tasks
+from mini_rome.data.filters import (
     EndpointJudge,
     RuleJudge,
     Thresholds,
@@ -31,9 +28,12 @@ from mini_rome.filters import (
     run_filter,
     sample_to_mark,
 )
-from mini_rome.funnel import COLUMNS, PAPER, funnel_rows, ours, save_funnel
+from mini_rome.data.funnel import COLUMNS, PAPER, funnel_rows, ours, save_funnel
+from mini_rome.errors import MiniRomeError, RecordError
+from mini_rome.evaluation.model_client import Endpoint
+from mini_rome.experts import play, script
+from mini_rome.families import get_family
 from mini_rome.masks import MaskPolicy, annotate
-from mini_rome.model_client import Endpoint
 from mini_rome.sandbox import Pool
 from mini_rome.types import Task, Trajectory
 

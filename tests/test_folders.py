@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mini_rome.errors import ImageMissing, SandboxError
-from mini_rome.folders import FolderEnv, base_images, image_of, image_tag, initial_state, prepare
-from mini_rome.harbor import load
-from mini_rome.policies import Scripted
+from mini_rome.evaluation.policies import Scripted
 from mini_rome.sandbox import files_of_tar
+from mini_rome.tasks.folders import FolderEnv, base_images, image_of, image_tag, initial_state, prepare
+from mini_rome.tasks.harbor import load
 from mini_rome.types import IN_PLACE, Trajectory
 
 WORD_COUNT = Path(__file__).parent / "data" / "tasks" / "word-count"

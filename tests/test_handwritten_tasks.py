@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mini_rome.harbor import TaskFolder, load
-from mini_rome.validate import prove_folder
+from mini_rome.tasks.harbor import TaskFolder, load
+from mini_rome.tasks.validate import prove_folder
 
 TASKS = Path(__file__).parents[1] / "sandboxes" / "tasks"
 COMMON = TASKS / "_common"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mini_rome.errors import ConfigError, UnsafeTask
-from mini_rome.harbor import fetches, load, load_tree
+from mini_rome.tasks.harbor import fetches, load, load_tree
 
 WORD_COUNT = Path(__file__).parent / "data" / "tasks" / "word-count"
 

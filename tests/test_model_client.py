@@ -10,10 +10,10 @@ import pytest
 
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError
-from mini_rome.model_client import ContextFull, Endpoint, EndpointError, read_reply
-from mini_rome.policies import EndpointPolicy, response_of, tool_schemas
+from mini_rome.evaluation.model_client import ContextFull, Endpoint, EndpointError, read_reply
+from mini_rome.evaluation.policies import EndpointPolicy, response_of, tool_schemas
 from mini_rome.sandbox import Pool
-from mini_rome.tasks import find_task
+from mini_rome.tasks.choice import find_task
 
 Answer = tuple[int, dict[str, str], bytes]
 

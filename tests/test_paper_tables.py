@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.paper import (
+from mini_rome.evaluation.paper import (
     BASE,
     COLUMNS,
     OURS,

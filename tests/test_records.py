@@ -12,13 +12,13 @@ from datasets import load_dataset
 from tiny import chat
 
 from mini_rome.chunking import pack
-from mini_rome.data import expert_trajectories, make_tasks
+from mini_rome.data.demonstrations import expert_trajectories, make_tasks
+from mini_rome.data.exchange import SWE_DONE, from_messages, from_swe, to_messages, to_swe
+from mini_rome.data.records import FEATURES, Appender, check_ids, from_row, read, to_row, tokenizer_hash, write
 from mini_rome.errors import RecordError, VerifierError
-from mini_rome.exchange import SWE_DONE, from_messages, from_swe, to_messages, to_swe
 from mini_rome.families import get_family
 from mini_rome.masks import MaskPolicy, annotate, masked_labels
 from mini_rome.model import build_tokenizer
-from mini_rome.records import FEATURES, Appender, check_ids, from_row, read, to_row, tokenizer_hash, write
 from mini_rome.sandbox import Pool
 from mini_rome.trace import ChatFormat
 from mini_rome.types import SafetyEvent, Trajectory, Turn

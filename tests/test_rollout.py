@@ -10,7 +10,7 @@ import pytest
 from small import chat, tokenizer
 
 from mini_rome.errors import ConfigError, SandboxError
-from mini_rome.evaluate import Success, ending, evaluate, tally
+from mini_rome.evaluation.evaluate import Success, ending, evaluate, tally
 from mini_rome.experts import Start, record_expert, script
 from mini_rome.families import get_family
 from mini_rome.model import build_model
@@ -357,7 +357,7 @@ def test_ranks_share_the_tasks_out_and_draw_what_one_rank_would(monkeypatch: pyt
         gathered.extend(mine)
         return gathered
 
-    monkeypatch.setattr("mini_rome.evaluate.gather_object", gather)
+    monkeypatch.setattr("mini_rome.evaluation.evaluate.gather_object", gather)
     tasks = [TASK, *other_tasks(3), TASK]
     with healthy() as pool:
         for rank in range(3):

@@ -51,7 +51,7 @@ PHASES = {
     "make": "for _ in range(60): boxes.append(make('docker'))",
     "step": "boxes.append(make('docker')); say(); boxes[0].exec('sleep 60', timeout=60)",
     "verify": """
-from mini_rome.harbor import load
+from mini_rome.tasks.harbor import load
 from mini_rome.sandbox import initial_snapshot
 from mini_rome.verify_fresh import verify_fresh
 task = load(ROOT + '/tests/data/tasks/word-count')

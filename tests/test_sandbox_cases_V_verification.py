@@ -12,10 +12,10 @@ import pytest
 from boxes import pool, within
 
 from mini_rome.env import Env
-from mini_rome.harbor import TaskFolder, load
 from mini_rome.sandbox import Sandbox
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.hardening import ROOT_TASK
+from mini_rome.tasks.harbor import TaskFolder, load
 from mini_rome.types import Task, Verdict
 from mini_rome.verify import verify_files
 from mini_rome.verify_fresh import task_limits, verify_fresh, verify_in_place

@@ -21,12 +21,12 @@ from docker_proxy import DockerProxy
 
 from mini_rome import sandbox
 from mini_rome.errors import ConfigError, SandboxUnavailable, UnsafeTask
-from mini_rome.harbor import load
 from mini_rome.sandbox import Limits, Pool, Sandbox, make, resolve
 from mini_rome.sandbox import docker as docker_module
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.engine import engine
 from mini_rome.sandbox.hardening import ROOT_CAPABILITIES, ROOT_TASK, RUNNER_CAPABILITIES, container_options
+from mini_rome.tasks.harbor import load
 
 pytest_plugins = ("box_fixtures",)
 

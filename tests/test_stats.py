@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mini_rome.stats import (
+from mini_rome.evaluation.stats import (
     cluster_bootstrap,
     interquartile_mean,
     pass_at_k,

@@ -11,13 +11,13 @@ import pytest
 from test_filters import served
 from tiny import chat
 
-from mini_rome.data import make_tasks
+from mini_rome.data.demonstrations import make_tasks
+from mini_rome.data.exchange import to_messages
+from mini_rome.data.records import Appender, check_ids, read
+from mini_rome.data.synthesis import EndpointTeacher, Scripted, explore, instances, review, scripted_teachers, teach
 from mini_rome.errors import MiniRomeError
-from mini_rome.exchange import to_messages
-from mini_rome.model_client import Endpoint
-from mini_rome.records import Appender, check_ids, read
+from mini_rome.evaluation.model_client import Endpoint
 from mini_rome.sandbox import Pool
-from mini_rome.synthesis import EndpointTeacher, Scripted, explore, instances, review, scripted_teachers, teach
 from mini_rome.types import Task, Trajectory, Verdict
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mini_rome.errors import ConfigError
 from mini_rome.families import FAMILIES
-from mini_rome.tasks import SPLITS, TaskChoice, find_task, read_secret
+from mini_rome.tasks.choice import SPLITS, TaskChoice, find_task, read_secret
 
 
 def test_every_instance_is_found_by_the_name_it_carries() -> None:

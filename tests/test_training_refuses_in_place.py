@@ -8,7 +8,7 @@ from mini_rome.chunking import pack
 from mini_rome.collator import to_records, to_sft_rows
 from mini_rome.errors import VerifierError
 from mini_rome.masks import MaskPolicy
-from mini_rome.tasks import find_task
+from mini_rome.tasks.choice import find_task
 from mini_rome.types import IN_PLACE, Trajectory, Turn
 
 WAYS: dict[str, Callable[[Trajectory], object]] = {

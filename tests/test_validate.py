@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mini_rome import prove
 from mini_rome.errors import ConfigError
 from mini_rome.families import FAMILIES
 from mini_rome.families.notes import Notes
-from mini_rome.harbor import TaskFolder, load
 from mini_rome.sandbox import Pool, initial_snapshot
-from mini_rome.skeleton import CANARY, new_task
-from mini_rome.tasks import SHIPPED
-from mini_rome.types import Snapshot, Task, Verdict
-from mini_rome.validate import (
+from mini_rome.tasks import prove
+from mini_rome.tasks.choice import SHIPPED
+from mini_rome.tasks.harbor import TaskFolder, load
+from mini_rome.tasks.skeleton import CANARY, new_task
+from mini_rome.tasks.validate import (
     TAMPERS,
     Proof,
     Proved,
@@ -26,7 +25,8 @@ from mini_rome.validate import (
     no_leak,
     prove_folder,
 )
-from mini_rome.validate_families import Played, Watched, differing, expert_responses, prove_family
+from mini_rome.tasks.validate_families import Played, Watched, differing, expert_responses, prove_family
+from mini_rome.types import Snapshot, Task, Verdict
 
 WORD_COUNT = Path(__file__).parent / "data" / "tasks" / "word-count"
 

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback, set_seed
 
 from mini_rome.config import IPAConfig
-from mini_rome.data import make_tasks, record_experts
+from mini_rome.data.demonstrations import make_tasks, record_experts
 from mini_rome.experts import Expert, Start
 from mini_rome.model import build_tokenizer
 from mini_rome.rollout import Rollout

@@ -9,10 +9,10 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
+from mini_rome.evaluation.stats import success_rate, wilson
 from mini_rome.experts import Start
 from mini_rome.rollout import Progress, Rollout
 from mini_rome.sampler.base import SamplingParams
-from mini_rome.stats import success_rate, wilson
 from mini_rome.types import Task, Trajectory
 
 # Section 4 of the paper: temperature 0.7, top-p 0.8, top-k 20.

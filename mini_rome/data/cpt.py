@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 
-from mini_rome import corpus
+from mini_rome.data import corpus
+from mini_rome.data.stages import SftRow
 from mini_rome.errors import ConfigError
 from mini_rome.sft import MaskedSFTConfig
-from mini_rome.stages import SftRow
 from mini_rome.trace import ChatFormat, context_ids
 from mini_rome.types import Trajectory
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mini_rome.data.records import unjudged
 from mini_rome.env import combine
 from mini_rome.errors import RecordError
-from mini_rome.records import unjudged
 from mini_rome.trace import CALL, CALL_END, ChatFormat, parse_response
 from mini_rome.types import StepResult, Task, Trajectory, Turn
 

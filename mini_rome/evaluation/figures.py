@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mini_rome.errors import MiniRomeError
+from mini_rome.evaluation.stats import wilson
 from mini_rome.runs import CURVE_CSV, CURVE_PNG, SUMMARY, replacing
-from mini_rome.stats import wilson
 
 COLUMNS = ("variant", "seed", "task", "step", "metric", "value")
 RESULTS = Path("recipes/results")
@@ -236,7 +236,7 @@ def caption(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
 
 def sft_masks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
     """The ablation of SFT's masks, see ablation_masks.py."""
-    from mini_rome.ablation_masks import draw_masks  # it takes the CSV's columns from here
+    from mini_rome.data.ablation_masks import draw_masks  # it takes the CSV's columns from here
 
     return draw_masks(rows_csv, summary_json, png)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mini_rome.errors import ConfigError
 from mini_rome.runs import writing
-from mini_rome.tasks import SHIPPED
+from mini_rome.tasks.choice import SHIPPED
 
 CANARY = "mini-rome-canary 7f0a1b9e-mini-tasks-do-not-train"
 TOML = """schema_version = "1.0"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_rome.errors import ConfigError, UnsafeTask
-from mini_rome.unsafe import compose_settings, outgrown, unsafe_settings
+from mini_rome.tasks.unsafe import compose_settings, outgrown, unsafe_settings
 
 _KNOWN = {
     "": {"schema_version", "version", "task", "metadata", "verifier", "agent", "environment", "solution"},

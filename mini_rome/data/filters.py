@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from mini_rome.data import run_responses
+from mini_rome.data.demonstrations import run_responses
+from mini_rome.data.exchange import to_messages
 from mini_rome.errors import MiniRomeError, RecordError, SandboxError
-from mini_rome.exchange import to_messages
+from mini_rome.evaluation.model_client import Endpoint, EndpointError
 from mini_rome.masks import MaskPolicy, annotate
-from mini_rome.model_client import Endpoint, EndpointError
 from mini_rome.rollout import Progress
 from mini_rome.runs import write_csv
 from mini_rome.sandbox import Pool

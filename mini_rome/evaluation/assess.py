@@ -20,21 +20,21 @@ from mini_rome import sandbox
 from mini_rome.agent import Agent
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError, SandboxError
-from mini_rome.evaluate import EVALUATION_STEP, PAPER_SAMPLING
+from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING
+from mini_rome.evaluation.model_client import Endpoint
+from mini_rome.evaluation.paper import paper_lines
+from mini_rome.evaluation.policies import EndpointPolicy, Episode, Policy, Scripted, read_responses
+from mini_rome.evaluation.results import ROWS, Log, Row, check_scored, failures, summaries, table_of, wide_console
+from mini_rome.evaluation.results import SUMMARY as RESULTS
 from mini_rome.experts import Start
-from mini_rome.folders import MAX_TURNS, FolderEnv, as_task
-from mini_rome.harbor import TaskFolder
 from mini_rome.model import load_model
-from mini_rome.model_client import Endpoint
-from mini_rome.paper import paper_lines
-from mini_rome.policies import EndpointPolicy, Episode, Policy, Scripted, read_responses
-from mini_rome.results import ROWS, Log, Row, check_scored, failures, summaries, table_of, wide_console
-from mini_rome.results import SUMMARY as RESULTS
 from mini_rome.rollout import Rollout
 from mini_rome.runs import checkpoint, provenance, write_json
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
-from mini_rome.tasks import Item, TaskChoice
+from mini_rome.tasks.choice import Item, TaskChoice
+from mini_rome.tasks.folders import MAX_TURNS, FolderEnv, as_task
+from mini_rome.tasks.harbor import TaskFolder
 from mini_rome.trace import ChatFormat
 from mini_rome.types import IN_PLACE, Trajectory, Verdict
 

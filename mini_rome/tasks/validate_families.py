@@ -15,9 +15,9 @@ from mini_rome.env import Env
 from mini_rome.errors import MiniRomeError
 from mini_rome.families import get_family
 from mini_rome.sandbox import Pool, files_of_tar
+from mini_rome.tasks.validate import Proof, Proved, said
 from mini_rome.trace import CALL, CALL_END, call_bodies
 from mini_rome.types import Task, Verdict
-from mini_rome.validate import Proof, Proved, said
 
 HORIZONS = (1, 4, 16)
 
@@ -41,7 +41,7 @@ class Watched(dict[str, bytes]):
 def expert_responses(task: Task) -> list[str]:
     """The expert's responses as text, the last one followed by `submit`.
 
-    >>> from mini_rome.tasks import find_task
+    >>> from mini_rome.tasks.choice import find_task
     >>> expert_responses(find_task("notes-k1-test-0"))[0].endswith("<tool_call>submit</tool_call>")
     True
     """

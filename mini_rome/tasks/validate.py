@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mini_rome.errors import MiniRomeError, SnapshotRefused
-from mini_rome.folders import image_of, initial_state, run_solution
-from mini_rome.harbor import TaskFolder
 from mini_rome.sandbox import Sandbox, files_of_tar
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.hardening import ROOT_TASK
+from mini_rome.tasks.folders import image_of, initial_state, run_solution
+from mini_rome.tasks.harbor import TaskFolder
 from mini_rome.types import Snapshot, Verdict
 from mini_rome.verify_fresh import task_limits, verify_fresh
 

@@ -11,8 +11,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from mini_rome.data.filters import Stage
 from mini_rome.errors import RecordError
-from mini_rome.filters import Stage
 from mini_rome.runs import replacing, write_csv, write_json
 
 # What the paper reports; it gives no counts for single stages.

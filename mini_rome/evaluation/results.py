@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mini_rome.errors import ConfigError, MiniRomeError
-from mini_rome.policies import Episode
+from mini_rome.evaluation.policies import Episode
+from mini_rome.evaluation.stats import cluster_bootstrap, pass_at_k
 from mini_rome.runs import writing
-from mini_rome.stats import cluster_bootstrap, pass_at_k
 
 ROWS, SUMMARY, RESPONSES = "rows.csv", "eval.json", "responses.jsonl"
 CAUSES = ("agent", "timeout", "infra")

@@ -17,23 +17,23 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from mini_rome.data import make_tasks, run_responses
+from mini_rome.data.demonstrations import make_tasks, run_responses
+from mini_rome.data.exchange import response_ids
+from mini_rome.data.filters import failure_kind, threads_for
+from mini_rome.data.records import Appender, drop_truncated, rows_of
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError, MiniRomeError, VerifierError
-from mini_rome.exchange import response_ids
+from mini_rome.evaluation.model_client import Endpoint, EndpointError
+from mini_rome.evaluation.policies import EndpointPolicy
 from mini_rome.experts import Start, record_expert, script
 from mini_rome.families import get_family
-from mini_rome.filters import failure_kind, threads_for
-from mini_rome.model_client import Endpoint, EndpointError
-from mini_rome.policies import EndpointPolicy
-from mini_rome.records import Appender, drop_truncated, rows_of
 from mini_rome.rollout import Progress, Rollout
 from mini_rome.runs import writing
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sandbox import Pool
+from mini_rome.tasks.validate_families import expert_responses, play_text
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Task, Trajectory
-from mini_rome.validate_families import expert_responses, play_text
 
 A = TypeVar("A")
 B = TypeVar("B")

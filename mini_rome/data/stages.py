@@ -13,8 +13,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from mini_rome import corpus, records
 from mini_rome.collator import to_sft_rows
+from mini_rome.data import corpus, records
 from mini_rome.errors import ConfigError
 from mini_rome.experts import Start
 from mini_rome.masks import IGNORE, MaskPolicy

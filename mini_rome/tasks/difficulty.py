@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mini_rome.errors import ConfigError
-from mini_rome.results import Row, read_rows
+from mini_rome.evaluation.results import Row, read_rows
+from mini_rome.evaluation.stats import wilson
 from mini_rome.runs import claim, provenance, write_csv, write_json
-from mini_rome.stats import wilson
 
 UNSTABLE_SHARE = 0.5  # of a task's runs that are unscored: above it the task is dropped
 WITNESSES = ("oracle", "noop")
@@ -125,6 +125,6 @@ def run_filter(paths: Sequence[str | Path], low: float, high: float, min_runs: i
 
 def instruction_of(each: Judged) -> str:
     """Of a family's instance, which its name makes again; empty for a folder, whose text stays in its folder."""
-    from mini_rome.tasks import find_task
+    from mini_rome.tasks.choice import find_task
 
     return "" if each.family == "folder" or "private" in each.task else find_task(each.task).instruction

@@ -12,20 +12,20 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from mini_rome.config import IPAConfig
-from mini_rome.data import make_tasks
+from mini_rome.data.demonstrations import make_tasks
+from mini_rome.data.records import tokenizer_hash
+from mini_rome.data.stages import SftRow, mixed_rows, open_dataset, preferred, still_wrong
 from mini_rome.errors import ConfigError, MiniRomeError
-from mini_rome.evaluate import evaluate
+from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, load_model, weights_hash
 from mini_rome.pipeline import RunArguments, percent
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
-from mini_rome.records import tokenizer_hash
 from mini_rome.rollout import Rollout
 from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sft import MaskedSFTConfig, rows_trainer
-from mini_rome.stages import SftRow, mixed_rows, open_dataset, preferred, still_wrong
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.table import Table
 
+from mini_rome.evaluation.paper import CHECKS_A_TASK, TASKS
+from mini_rome.evaluation.results import Row, read_rows
 from mini_rome.families import FAMILIES
-from mini_rome.harbor import TaskFolder
-from mini_rome.paper import CHECKS_A_TASK, TASKS
-from mini_rome.results import Row, read_rows
+from mini_rome.tasks.harbor import TaskFolder
 
 LEVELS = ("easy", "medium", "hard")
 BINS = ((0.0, 0.0, "0 %"), (0.0, 0.25, "to 25 %"), (0.25, 0.5, "to 50 %"), (0.5, 0.75, "to 75 %"),

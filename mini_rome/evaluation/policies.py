@@ -18,11 +18,11 @@ from typing import Any
 
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError
-from mini_rome.folders import FolderEnv, run_solution
-from mini_rome.model_client import ContextFull, Endpoint, Reply
+from mini_rome.evaluation.model_client import ContextFull, Endpoint, Reply
+from mini_rome.tasks.folders import FolderEnv, run_solution
+from mini_rome.tasks.validate_families import expert_responses
 from mini_rome.trace import CALL, CALL_END, Call, Response, parse_response
 from mini_rome.types import Task, Verdict
-from mini_rome.validate_families import expert_responses
 
 SUBMIT = f"{CALL}submit{CALL_END}"
 AGENTS = ("oracle", "noop", "random", "replay")
@@ -180,7 +180,7 @@ class EndpointPolicy(Policy):
 def response_of(reply: Reply, task: Task) -> Response:
     """The calls of a reply: its function calls, or those spelled in its text. Bad arguments make it malformed.
 
-    >>> from mini_rome.tasks import find_task
+    >>> from mini_rome.tasks.choice import find_task
     >>> response_of(Reply("", (("1", "bash", '{"command": "ls"}'),), {}), find_task("notes")).calls
     (Call(tool='bash', command='ls'),)
     """

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mini_rome.errors import ConfigError, RecordError
 from mini_rome.runs import replacing, writing
-from mini_rome.tasks import find_task
+from mini_rome.tasks.choice import find_task
 from mini_rome.trace import IM_END, ChatFormat
 from mini_rome.types import SafetyEvent, Task, Trajectory, Turn, Verdict
 

@@ -21,13 +21,13 @@ from requests.exceptions import RequestException
 
 from mini_rome.env import Env, Info
 from mini_rome.errors import ConfigError, SandboxError, SnapshotRefused
-from mini_rome.harbor import TaskFolder
 from mini_rome.sandbox import Pool, Sandbox, images, reaper, run_id
 from mini_rome.sandbox.base import DEFAULT_ENV
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.engine import engine
 from mini_rome.sandbox.hardening import AGENT, ROOT_TASK
 from mini_rome.sandbox.tree import Entry, entries_of, snapshot_of
+from mini_rome.tasks.harbor import TaskFolder
 from mini_rome.types import Snapshot, StepResult, Task, Verdict
 from mini_rome.verify import FRESH
 from mini_rome.verify_fresh import task_limits, verify_fresh, verify_in_place

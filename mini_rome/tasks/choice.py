@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mini_rome.errors import ConfigError
 from mini_rome.families import FAMILIES, get_family
-from mini_rome.harbor import TaskFolder
+from mini_rome.tasks.harbor import TaskFolder
 from mini_rome.types import Split, Task
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")  # `private` has no public names
 GROUPS = {"retail": "tool-use", "shop": "general"}  # the paper's three groups of benchmarks; all else is terminal
-SHIPPED = Path(__file__).resolve().parents[1] / "sandboxes" / "tasks"  # of a checkout
+SHIPPED = Path(__file__).resolve().parents[2] / "sandboxes" / "tasks"  # of a checkout
 MIN_SECRET = 16  # bytes: fewer could be guessed
 _NAME = re.compile(rf"(?P<family>.+)-k(?P<chunks>\d+)-(?P<split>{'|'.join(SPLITS)})-(?P<seed>\d+)")
 

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mini_rome.errors import ConfigError
+from mini_rome.evaluation.results import wide_console
 from mini_rome.families import FAMILIES
-from mini_rome.harbor import TaskFolder
-from mini_rome.results import wide_console
 from mini_rome.sandbox import Pool, resolve
-from mini_rome.validate import Proved, prove_folder
-from mini_rome.validate_families import prove_family
+from mini_rome.tasks.harbor import TaskFolder
+from mini_rome.tasks.validate import Proved, prove_folder
+from mini_rome.tasks.validate_families import prove_family
 
 
 def run_proofs(

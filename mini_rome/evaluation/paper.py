@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from mini_rome.errors import MiniRomeError
 from mini_rome.runs import replacing
 
-TABLES = Path(__file__).resolve().parents[1] / "recipes" / "results" / "paper_tables.csv"
+TABLES = Path(__file__).resolve().parents[2] / "recipes" / "results" / "paper_tables.csv"
 COLUMNS = ("group", "benchmark", "model", "score", "source")
 OURS, BASE = "ROME", "Qwen3-Coder-30B-A3B-Instruct"
 # (total, active) parameters in billions; active is None where it is not given. Other models' sizes are not given.

@@ -11,12 +11,12 @@ from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mini_rome.assess import Loaded, open_pool
 from mini_rome.chunking import OUTSIDE, chunk_ids, turn_tokens
+from mini_rome.evaluation.assess import Loaded, open_pool
 from mini_rome.experts import Start
 from mini_rome.loss import Level, calibrate
 from mini_rome.sampler.base import SamplingParams
-from mini_rome.tasks import TaskChoice
+from mini_rome.tasks.choice import TaskChoice
 from mini_rome.types import Task, Trajectory
 
 

@@ -1,0 +1,1 @@
+"""The data side of the pipeline: demonstrations, records, synthesis, the four-stage filter, pre-training."""

@@ -1,0 +1,1 @@
+"""How well a policy does: episodes, policies, statistics, figures, the paper's own numbers."""

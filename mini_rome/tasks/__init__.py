@@ -1,0 +1,1 @@
+"""Tasks: choice, folders in the Harbor format, proofs, the filter by difficulty."""
