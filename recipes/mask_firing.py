@@ -14,20 +14,21 @@ Commands:
   redraw              mini-rome figure mask_firing
 """
 
-import argparse
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
+from dataclasses import dataclass, field  # noqa: E402
+
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from mini_rome.cli_options import add_model_option, add_sandbox_option, add_task_options, families_of  # noqa: E402
+from mini_rome.errors import ConfigError  # noqa: E402
 from mini_rome.evaluation.assess import Loaded, open_pool  # noqa: E402
 from mini_rome.evaluation.calibration import sampled_mismatch  # noqa: E402
 from mini_rome.evaluation.figures import COLUMNS, Row, locate, redraw  # noqa: E402
 from mini_rome.loss import Level, mismatch_ratios  # noqa: E402
-from mini_rome.options import guarded  # noqa: E402
+from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402
 from mini_rome.tasks.choice import TaskChoice  # noqa: E402
 
@@ -36,23 +37,33 @@ PRECISIONS = ("float32", "bfloat16")
 THRESHOLD = 1.02  # the default H of IPAConfig
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_option(parser)
-    add_task_options(parser, n=64)
-    add_sandbox_option(parser)
-    parser.add_argument("--seeds", type=int, default=3, help="repetitions, from --seed on (default: 3)")
-    parser.add_argument("--out", default="mask_firing", metavar="CSV", help="default: in recipes/results")
-    options = parser.parse_args()
+@dataclass
+class FiringArguments:
+    """What is measured. None of these values is in the paper."""
 
-    tasks = TaskChoice(families_of(options.families), options.chunks, options.n, options.split).tasks()
+    model: str = field(default="runs/latest", metadata={"help": "A run's folder or a saved model."})
+    sandbox: str = field(default="auto", metadata={"help": "docker, sim (simulated), or auto."})
+    families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
+    chunks: list[int] = field(default_factory=lambda: [4], metadata={"help": "Horizons K."})
+    n: int = field(default=64, metadata={"help": "Held-out episodes per precision and seed."})
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One repetition each."})
+    out: str = field(default="mask_firing", metadata={"help": "CSV, or a name in recipes/results."})
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ConfigError("--seeds []: at least one is needed")
+
+
+def main() -> None:
+    (options,) = OptionsParser(__doc__, (FiringArguments,), own=(FiringArguments,)).parse()
+    tasks = TaskChoice(options.families, options.chunks, options.n).tasks()
     per_mille = torch.arange(0, 1001, 5)
     rows: list[Row] = []
     found: dict[str, dict] = {precision: {} for precision in PRECISIONS}
     with open_pool(options.sandbox, 32, Console()) as pool:
         for precision in PRECISIONS:
             measured = []
-            for seed in range(options.seed, options.seed + options.seeds):
+            for seed in options.seeds:
                 columns = sampled_mismatch(Loaded.open(options.model, pool, seed, precision), tasks)
                 measured.append(columns)
                 for level in LEVELS:
@@ -69,8 +80,9 @@ def main() -> None:
     table, summary, png = locate(options.out)
     write_csv(table, [row._asdict() for row in rows], COLUMNS)
     write_json(summary, {"figure": "mask_firing", "mismatch_threshold": THRESHOLD, "episodes": len(tasks)}
-               | {"families": options.families, "chunks": options.chunks, "split": options.split, "found": found}
-               | provenance(pool.backend, "transformers", options.seed))  # fmt: skip
+               | {"families": options.families, "chunks": options.chunks, "split": "test"}
+               | {"seeds": options.seeds, "found": found}
+               | provenance(pool.backend, "transformers", options.seeds[0]))  # fmt: skip
     print(redraw(table, summary, png))
 
 
