@@ -1,0 +1,225 @@
+"""The model proxy: an OpenAI-compatible server in front of a sampler, or of an external API, that records every call.
+
+An agent is given a base URL and a token that is good for one episode; it builds its context as it does in deployment,
+and the calls that come out are what is trained on, token for token. The server listens on 127.0.0.1 or on a unix
+socket alone. Covered: /v1/chat/completions with tools and streaming (a stream begins when its response is complete),
+/v1/models. Not covered: TLS, other hosts, more than one choice, log-probs in answers, images.
+
+    with Proxy(SamplerBackend(sampler, chat), chat) as proxy:
+        ticket = proxy.open(Episode(chat, trajectory))
+        run_any_agent(base_url=proxy.url, api_key=ticket.token)
+        trajectory = proxy.close_episode(ticket)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from mini_rome.errors import ConfigError
+from mini_rome.proxy_backends import Backend
+from mini_rome.proxy_episode import Answer, Episode, Pending
+from mini_rome.proxy_protocol import Asked, Refused, completion, events, read_message, read_request, written
+from mini_rome.trace import ChatFormat
+from mini_rome.types import Trajectory
+
+MODEL = "mini-rome"  # the name by which agents ask for the model
+MAX_BODY = 32 << 20  # bytes of one request
+REMEMBERED = 4096  # tokens of ended episodes that still get 410 and not 401
+START_S = 10.0
+PATIENCE_S = 0.25  # no client hangs up sooner; asking whether one did costs a tenth of a call
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What an agent needs, and by what the episode is closed."""
+
+    token: str
+    episode: Episode
+
+
+class Proxy:
+    """The server and its open episodes. A context manager; thread-safe."""
+
+    def __init__(
+        self, backend: Backend, chat: ChatFormat, model: str = MODEL, port: int = 0, path: str | Path | None = None
+    ) -> None:
+        """port: on 127.0.0.1, 0 for any free one. path: a unix socket instead, in a folder of the owner alone."""
+        self.backend, self.chat, self.model = backend, chat, model
+        self._episodes: dict[bytes, Episode] = {}
+        self._over: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self.path = None if path is None else Path(path)
+        self._socket = _listen(port) if self.path is None else _listen_unix(self.path)
+        self.port = self._socket.getsockname()[1] if self.path is None else 0
+        self.app = Starlette(routes=[
+            Route("/v1/chat/completions", self._completions, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+        ])  # fmt: skip
+        config = uvicorn.Config(
+            self.app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False, server_header=False,
+            date_header=False,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, name="proxy", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The base URL; of a unix socket the host says nothing, the client is told the path."""
+        return f"http://127.0.0.1:{self.port}/v1" if self.path is None else "http://localhost/v1"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        deadline = time.monotonic() + START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                self.close()
+                raise ConfigError(f"the proxy did not start within {START_S:g} s")
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def close(self) -> None:
+        """Stop listening, end open calls and episodes. Idempotent."""
+        self._server.should_exit = self._server.force_exit = True
+        if self._thread.is_alive():
+            self._thread.join(timeout=START_S)
+        self._socket.close()
+        self.backend.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def open(self, episode: Episode) -> Ticket:
+        """Let an agent in: a token that nobody can guess, good until the episode is closed."""
+        token = f"mr-{secrets.token_urlsafe(24)}"
+        with self._lock:
+            self._episodes[_digest(token)] = episode
+        return Ticket(token, episode)
+
+    def close_episode(self, ticket: Ticket) -> Trajectory:
+        """The episode's trajectory (its other chains beside it). Calls from now on get 410."""
+        trajectory = ticket.episode.close()
+        with self._lock:
+            if self._episodes.pop(_digest(ticket.token), None) is not None:
+                self._over[_digest(ticket.token)] = None
+                while len(self._over) > REMEMBERED:
+                    self._over.popitem(last=False)
+        self.backend.forget(trajectory.episode)
+        return trajectory
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _episode(self, request: Request) -> Episode:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        mark = _digest(token if scheme.lower() == "bearer" else "")
+        with self._lock:
+            if mark in self._episodes:
+                return self._episodes[mark]
+            if mark in self._over:
+                raise Refused(410, "the episode is over: its token is no longer good", "episode_over")
+        raise Refused(401, "wrong token: send `Authorization: Bearer` with the token of an open episode",
+                      "invalid_api_key")  # fmt: skip
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            self._episode(request)
+        except Refused as refused:
+            return JSONResponse(refused.body, refused.status)
+        entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "mini-rome"}
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    async def _completions(self, request: Request) -> Response:
+        try:
+            episode = self._episode(request)
+            asked = read_request(await _body(request), self.model)
+            pending = episode.begin(asked)
+            begun = time.monotonic()
+            answer = await self.backend.answer(pending, asked)
+            if time.monotonic() - begun > PATIENCE_S and await request.is_disconnected():
+                episode.lost()
+                return Response(status_code=499)  # to nobody
+            return self._answered(episode, asked, pending, answer)
+        except Refused as refused:
+            return JSONResponse(refused.body, refused.status)
+
+    def _answered(self, episode: Episode, asked: Asked, pending: Pending, answer: Answer) -> Response:
+        message = written(answer.text, answer.response, asked.tools, pending.number)
+        episode.commit(pending, answer, read_message(message))
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        whole = completion(
+            message, f"chatcmpl-{secrets.token_hex(8)}", self.model, int(time.time()),
+            reason if answer.stopped else "length", (len(pending.request.ids), len(answer.ids)),
+        )  # fmt: skip
+        if asked.stream:
+            return StreamingResponse(_stream(whole, asked.usage), media_type="text/event-stream")
+        return JSONResponse(whole)
+
+
+async def _stream(whole: dict, usage: bool) -> AsyncIterator[bytes]:
+    for event in events(whole, usage):
+        yield event
+
+
+async def _body(request: Request) -> bytes:
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > MAX_BODY:
+            raise Refused(413, f"the request has more than {MAX_BODY} bytes")
+    return bytes(raw)
+
+
+def _digest(token: str) -> bytes:
+    """Tokens are looked up by their hash, so that no comparison tells how much of one was right."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _listen(port: int) -> socket.socket:
+    if not 0 <= port < 65536:
+        raise ConfigError(f"--port {port}: must be 0 (any free port) to 65535")
+    listener = socket.socket(socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--port {port}: cannot listen on 127.0.0.1 ({error}); 0 takes a free port") from None
+    listener.listen(512)
+    return listener
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    """A socket file that the folder keeps from others."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"--socket {path}: the folder does not exist")
+    if path.parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"--socket {path}: others can write to the folder; take one of your own (mkdir -m 700)")
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--socket {path}: cannot listen there ({error}); name a new file") from None
+    path.chmod(0o600)
+    listener.listen(512)
+    return listener

@@ -1,0 +1,232 @@
+"""What the proxy records of one episode: every call token for token, as chains that can be trained on.
+
+A request's messages are looked up among the prefixes that were recorded: the longest known one gives its exact ids,
+the rest is the environment's and is encoded once. So past responses are the sampled ids whatever text the agent sends
+back, and a history that the agent edited is another prefix: a branch, kept as a chain of its own, in whose prompt the
+shared part stands untrained. An assistant's message that was never sampled here is encoded from its text, as context
+only, and counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from mini_rome.proxy_protocol import Asked, Message, Refused
+from mini_rome.sampler.base import Request, SamplingParams
+from mini_rome.trace import ChatFormat, Response
+from mini_rome.types import Trajectory, Turn
+
+Key = bytes
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A recorded prefix: it ends with turn `turns - 1` of a chain."""
+
+    chain: Trajectory
+    turns: int
+
+    @property
+    def ids(self) -> list[int]:
+        """Up to and with the last response."""
+        ids = list(self.chain.prompt_ids)
+        for turn in self.chain.turns[: self.turns - 1]:
+            ids += [*turn.ids, *turn.observation_ids]
+        return ids + self.chain.turns[self.turns - 1].ids
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A call on its way: its request, and where its answer will be recorded."""
+
+    request: Request
+    params: SamplingParams
+    key: Key  # of its messages
+    base: _Node | None
+    between: list[int]  # ids after the base's response
+    text: str  # what the environment said since
+    number: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a backend answered: ids with log-probs of a sampler, or ids rebuilt from an external model's text."""
+
+    ids: list[int]
+    logprobs: list[float]
+    version: int
+    text: str
+    response: Response
+    stopped: bool = True
+    retokenised: bool = False
+
+
+def key_of(messages: Iterable[Message], after: Key = b"") -> Key:
+    """Identity of a conversation, one message at a time: roles, texts and calls."""
+    for message in messages:
+        said = repr((message.role, message.text, message.calls)).encode()
+        after = hashlib.blake2b(after + said, digest_size=16).digest()
+    return after
+
+
+@dataclass
+class Episode:
+    """One episode behind a token. `trajectory` comes empty, or with an expert's turns that the agent goes on from.
+
+    prefix: the messages that these turns are to the agent. key: (seed, step) of the sampling. counts: what was not
+    plain (branches, retokenised messages, unused options, answers nobody received).
+    """
+
+    chat: ChatFormat
+    trajectory: Trajectory
+    params: SamplingParams = field(default_factory=SamplingParams)
+    key: tuple[int, int] = (0, 0)
+    max_context: int = 4096
+    prefix: Sequence[Message] = ()
+    closed: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nodes: dict[Key, _Node] = {}
+        self._answers: list[tuple[Key, _Node]] = []
+        self._begun = len(self.trajectory.turns)
+        after, turns = b"", 0
+        for message in self.prefix:
+            after = key_of([message], after)
+            if message.role == "assistant":
+                turns += 1
+                self._nodes[after] = _Node(self.trajectory, turns)
+
+    @property
+    def calls(self) -> int:
+        """Calls that were answered and recorded."""
+        return len(self._answers)
+
+    def begin(self, asked: Asked) -> Pending:
+        """Find what is known of the messages, encode the rest. Refused (400): the context would not fit."""
+        with self._lock:
+            self._check_open()
+            self.counts.update(f"unused: {name}" for name in asked.unused)
+            base, rest, key = self._find(asked.messages)
+            self._check_size(rest)
+            pieces = [self._encode(message) for message in _joined(rest)]
+            if base is None:
+                between = self.chat.opening(pieces)
+                ids = between
+            else:
+                between = self.chat.between(pieces, base.chain.turns[base.turns - 1].ids[-1] == self.chat.stop_id)
+                ids = base.ids + between
+            limit = min(self.params.max_new_tokens, asked.max_tokens or self.params.max_new_tokens)
+            if len(ids) + limit > self.max_context:
+                raise _too_long(f"{len(ids)} tokens and {limit} to sample", self.max_context)
+            number = self._begun
+            self._begun += 1
+            request = Request(self.trajectory.episode, ids, (*self.key, self.trajectory.episode, number))
+            text = "\n".join(message.text for message in rest if message.role != "assistant")
+            return Pending(request, replace(self.params, max_new_tokens=limit), key, base, between, text, number)
+
+    def _find(self, messages: Sequence[Message]) -> tuple[_Node | None, Sequence[Message], Key]:
+        """(longest recorded prefix, the messages after it, key of all)."""
+        base, known, after = None, 0, b""
+        for number, message in enumerate(messages, start=1):
+            after = key_of([message], after)
+            if message.role == "assistant" and after in self._nodes:
+                base, known = self._nodes[after], number
+        return base, messages[known:], after
+
+    def _check_size(self, rest: Sequence[Message]) -> None:
+        """Before megabytes are encoded: no token is longer than the vocabulary's longest."""
+        characters = sum(len(message.text) + sum(map(len, message.bodies)) for message in rest)
+        if characters > self.max_context * self.chat.longest_token:
+            raise _too_long(f"{characters} characters", self.max_context)
+
+    def _encode(self, message: Message) -> list[int]:
+        if message.role == "assistant":
+            self.counts["retokenised"] += 1
+            return self.chat.past(message.text, message.bodies)
+        text = message.text.rstrip("\n") if message.role == "tool" else message.text
+        return self.chat.message(message.role, text)
+
+    def commit(self, pending: Pending, answer: Answer, said: Message) -> Turn:
+        """Record an answer; `said` is the message that the agent is sent. Refused (410): the episode is over."""
+        with self._lock:
+            self._check_open()
+            turn = Turn(
+                ids=answer.ids, logprobs=answer.logprobs, text=answer.text,
+                commands=[call.text for call in answer.response.calls if call.tool != "submit"],
+                policy_version=answer.version, malformed=bool(answer.response.problem),
+                submitted=any(call.tool == "submit" for call in answer.response.calls),
+            )  # fmt: skip
+            chain = self._chain(pending)
+            chain.retokenised |= answer.retokenised
+            chain.turns.append(turn)
+            node = _Node(chain, len(chain.turns))
+            self._nodes[key_of([said], pending.key)] = node
+            self._answers.append((pending.key, node))
+            return turn
+
+    def _chain(self, pending: Pending) -> Trajectory:
+        """The chain that this answer extends: the base's where it is still its tip, else a new one."""
+        base, root = pending.base, self.trajectory
+        if base is None and not root.turns:
+            root.prompt_ids = pending.request.ids
+            return root
+        if base is not None and len(base.chain.turns) == base.turns:
+            last = base.chain.turns[-1]
+            if not last.observation_ids or last.observation_ids == pending.between:
+                last.observation, last.observation_ids = pending.text, pending.between
+                return base.chain
+        self.counts["branches"] += 1
+        chain = Trajectory(root.task, pending.request.ids, [], backend=root.backend, seed=root.seed,
+                           episode=root.episode, policy=root.policy)  # fmt: skip
+        root.chains.append(chain)
+        return chain
+
+    def close(self) -> Trajectory:
+        """No call is recorded from now on. Chains without a response of the policy are dropped."""
+        with self._lock:
+            self.closed = True
+            self._drop_superseded()
+            root = self.trajectory
+            root.chains = [chain for chain in root.chains if chain.turns]
+            self._nodes.clear()
+            return root
+
+    def _drop_superseded(self) -> None:
+        """Answers that led nowhere because the agent asked the same again: a retry, a stream it hung up on."""
+        asked = Counter(key for key, _ in self._answers)
+        for key, node in self._answers[:-1]:
+            if asked[key] > 1 and len(node.chain.turns) == node.turns and not node.chain.turns[-1].observation_ids:
+                node.chain.turns.pop()
+                asked[key] -= 1
+                self.counts["superseded"] += 1
+
+    def lost(self) -> None:
+        """An answer that nobody waited for: not recorded."""
+        self.counts["undelivered"] += 1
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Refused(410, "the episode is over: no call is answered or recorded any more", "episode_over")
+
+
+def _joined(messages: Iterable[Message]) -> list[Message]:
+    """The answers to several calls of one response are one observation, as in the built-in loop."""
+    joined: list[Message] = []
+    for message in messages:
+        if message.role == "tool" and joined and joined[-1].role == "tool":
+            parts = [text for text in (joined[-1].text.rstrip("\n"), message.text) if text]
+            joined[-1] = replace(joined[-1], text="\n".join(parts))
+        else:
+            joined.append(message)
+    return joined
+
+
+def _too_long(found: str, limit: int) -> Refused:
+    return Refused(400, f"{found} are more than the maximum context length of {limit} tokens; shorten the messages",
+                   "context_length_exceeded", "messages")  # fmt: skip
