@@ -131,8 +131,9 @@ def check(gap: Gap, dtype: torch.dtype, version: int) -> None:
             f"Look at how expert weights are packed again on a reload (VLLMSampler.sync), and at the vLLM version."
         )
     if found > limit:
+        alone = "" if gap.expert is None else "; the experts agree one by one"
         raise ParityError(
             f"after the sync of version {version} sampler and trainer disagree on the probe prompt: {what} "
-            f"{found:.2g}, limit {limit:g}; the experts agree one by one.\n"
+            f"{found:.2g}, limit {limit:g}{alone}.\n"
             f"Look at weights outside the experts: adapters not merged, a tied lm_head, the router, the prefix cache."
         )
