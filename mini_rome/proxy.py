@@ -149,6 +149,7 @@ class Proxy:
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def _completions(self, request: Request) -> Response:
+        episode: Episode | None = None
         try:
             episode = self._episode(request)
             asked = read_request(await _body(request), self.model)
@@ -160,6 +161,8 @@ class Proxy:
                 return Response(status_code=499)  # to nobody
             return self._answered(episode, asked, pending, answer)
         except Refused as refused:
+            if episode is not None and refused.status == 503:
+                episode.failed = True
             return JSONResponse(refused.body, refused.status)
 
     def _answered(self, episode: Episode, asked: Asked, pending: Pending, answer: Answer) -> Response:

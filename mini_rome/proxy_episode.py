@@ -89,6 +89,7 @@ class Episode:
     prefix: Sequence[Message] = ()
     closed: bool = False
     counts: Counter[str] = field(default_factory=Counter)
+    failed: bool = False  # a call got no answer because the model is down: the episode cannot be scored
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -106,6 +107,14 @@ class Episode:
     def calls(self) -> int:
         """Calls that were answered and recorded."""
         return len(self._answers)
+
+    @property
+    def last_turn(self) -> Turn | None:
+        """The turn that was recorded last."""
+        if not self._answers:
+            return None
+        node = self._answers[-1][1]
+        return node.chain.turns[node.turns - 1]
 
     def begin(self, asked: Asked) -> Pending:
         """Find what is known of the messages, encode the rest. Refused (400): the context would not fit."""
