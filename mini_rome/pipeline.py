@@ -34,6 +34,7 @@ from mini_rome.experts import Expert
 from mini_rome.families import get_family
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
+from mini_rome.native import NativeRollout
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
 from mini_rome.rollout import Rollout
 from mini_rome.runs import (
@@ -79,6 +80,9 @@ class RunArguments:
     model: str | None = field(
         default=None, metadata={"help": "Saved model to start IPA from; default: build a tiny one and run SFT."}
     )
+    agent: str = field(
+        default="builtin", metadata={"help": "Who acts: builtin, or native: an openai-client agent behind the proxy."}
+    )
     families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
     chunks: list[int] = field(default_factory=lambda: [12], metadata={"help": "Horizons K that IPA trains on."})
     sft_chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K that SFT shows."})
@@ -112,6 +116,8 @@ class RunArguments:
             raise ConfigError(f"--sampler {self.sampler}: choose from {', '.join(SAMPLERS)}")
         if (self.sampler == "vllm-server") != (self.sampler_url is not None):
             raise ConfigError(f"--sampler {self.sampler} --sampler_url {self.sampler_url}: the one needs the other")
+        if self.agent not in ("builtin", "native"):
+            raise ConfigError(f"--agent {self.agent}: choose builtin or native")
         if self.sampler_dtype is not None and not isinstance(getattr(torch, self.sampler_dtype, None), torch.dtype):
             raise ConfigError(f"--sampler_dtype {self.sampler_dtype}: not a torch dtype such as bfloat16")
 
@@ -271,7 +277,8 @@ class Run:
         name, url = self.arguments.sampler, self.arguments.sampler_url
         self.sampler = make_sampler(name, model, self.chat.stop_id, dtype, url=url, running=self._running)
         self._running = self.sampler
-        self.rollout = Rollout(
+        kind = NativeRollout if self.arguments.agent == "native" else Rollout
+        self.rollout = kind(
             self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns
         )
 

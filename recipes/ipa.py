@@ -14,9 +14,12 @@ What differs from a textbook policy gradient (IPA, the paper's section 3.2.4):
 Commands:
   one CPU, minutes     python recipes/ipa.py        (or: accelerate launch recipes/ipa.py, or: make ipa)
   real containers      python recipes/ipa.py --sandbox docker
+  an external agent    python recipes/ipa.py --agent native
   with the naive arm   python recipes/ipa.py --naive true
   two processes        accelerate launch --cpu --num_processes 2 recipes/ipa.py --max_steps 4
   LoRA                 python recipes/ipa.py --config recipes/configs/ipa_tiny_lora.yaml
+  with vLLM            python recipes/ipa.py --sampler vllm
+  will it fit 8 GPUs?  python recipes/ipa.py --config recipes/configs/ipa_30b_a3b_8gpu.yaml --dry-run
   after Ctrl-C         python recipes/ipa.py --resume runs/latest
 """
 
@@ -27,13 +30,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 from trl import ModelConfig  # noqa: E402
 
 from mini_rome.config import IPAConfig  # noqa: E402
+from mini_rome.dryrun import NodeArguments, dry_run  # noqa: E402
 from mini_rome.options import OptionsParser, guarded, lora_config  # noqa: E402
 from mini_rome.pipeline import Run, RunArguments  # noqa: E402
 
 
 def main() -> None:
-    parser = OptionsParser(__doc__, (RunArguments, IPAConfig, ModelConfig), own=(RunArguments, IPAConfig))
-    arguments, args, model_args = parser.parse()
+    kinds = (RunArguments, IPAConfig, ModelConfig, NodeArguments)
+    parser = OptionsParser(__doc__, kinds, own=(RunArguments, IPAConfig, NodeArguments))
+    arguments, args, model_args, node = parser.parse()
+    if node.dry_run:
+        dry_run(args, node, arguments.train_tasks, lora_config(model_args))
+        return
     with Run(arguments, args) as run:
         # Data: short tasks to imitate, long ones to learn by trial, others to test on. No instance is shared.
         short_test, long_test = run.tasks("test", arguments.sft_chunks), run.tasks("test", arguments.chunks)
