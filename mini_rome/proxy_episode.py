@@ -123,7 +123,8 @@ class Episode:
             self.counts.update(f"unused: {name}" for name in asked.unused)
             base, rest, key = self._find(asked.messages)
             self._check_size(rest)
-            pieces = [self._encode(message) for message in _joined(rest)]
+            rest = _joined(rest)
+            pieces = [self._encode(message) for message in rest]
             if base is None:
                 between = self.chat.opening(pieces)
                 ids = between
@@ -158,8 +159,7 @@ class Episode:
         if message.role == "assistant":
             self.counts["retokenised"] += 1
             return self.chat.past(message.text, message.bodies)
-        text = message.text.rstrip("\n") if message.role == "tool" else message.text
-        return self.chat.message(message.role, text)
+        return self.chat.message(message.role, message.text)
 
     def commit(self, pending: Pending, answer: Answer, said: Message) -> Turn:
         """Record an answer; `said` is the message that the agent is sent. Refused (410): the episode is over."""
@@ -225,14 +225,17 @@ class Episode:
 
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
-    """The answers to several calls of one response are one observation, as in the built-in loop."""
+    """The answers to several calls of one response are one observation without a last newline, as in our own loop."""
     joined: list[Message] = []
     for message in messages:
-        if message.role == "tool" and joined and joined[-1].role == "tool":
-            parts = [text for text in (joined[-1].text.rstrip("\n"), message.text) if text]
-            joined[-1] = replace(joined[-1], text="\n".join(parts))
-        else:
+        if message.role != "tool":
             joined.append(message)
+            continue
+        text = message.text.rstrip("\n")
+        if joined and joined[-1].role == "tool":
+            text = "\n".join(part for part in (joined[-1].text, text) if part)
+            joined.pop()
+        joined.append(replace(message, text=text))
     return joined
 
 
