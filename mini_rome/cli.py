@@ -22,6 +22,7 @@ from mini_rome.cli_options import (
     add_verb,
     families_of,
 )
+from mini_rome.cli_proxy import add_proxy
 from mini_rome.cli_tasks import add_eval, add_tasks
 from mini_rome.errors import ConfigError, MiniRomeError
 
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_safety(verbs)
     add_tasks(verbs)
     add_eval(verbs)
+    add_proxy(verbs)
     add_calibrate(verbs)
     add_figure(verbs)
     return parser

@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +18,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import tiny
 from small import chat
 from test_context import TASK, reply
 
+from mini_rome.cli import main
 from mini_rome.errors import ConfigError, RecordError
 from mini_rome.evaluation.model_client import Endpoint
 from mini_rome.native import tools_of
@@ -323,3 +328,28 @@ def test_an_external_api_that_is_down_is_a_503() -> None:
     backend = ExternalBackend(Endpoint("http://127.0.0.1:9/v1", MODEL, tries=1), chat())
     with Proxy(backend, chat()) as proxy, pytest.raises(openai.InternalServerError, match="no usable answer"):
         create(proxy, ticket(proxy))
+
+
+def test_the_verb_serves_a_saved_model_and_writes_what_it_recorded(tmp_path: Path) -> None:
+    tiny.model().save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    out, calls = tmp_path / "out.jsonl", tmp_path / "calls.jsonl"
+    words = ["proxy", "--model", str(tmp_path / "model"), "--max-new-tokens", "5", "--out", str(out)]
+    process = subprocess.Popen([sys.executable, "-m", "mini_rome.cli", *words, "--record", str(calls)],
+                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout is not None
+    url, token, model, _ = (process.stdout.readline().split()[-1] for _ in range(4))
+    agent = openai.OpenAI(base_url=url, api_key=token, http_client=HTTP, max_retries=0)
+    answer = agent.chat.completions.create(model=model, messages=[USER])  # type: ignore[list-item]
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=30)[0]
+    assert process.returncode == 0
+    assert "1 calls in 1 chains" in told
+    row = json.loads(out.read_text())
+    assert len(row["turns"][0]["ids"]) == answer.usage.completion_tokens  # type: ignore[union-attr]
+    assert json.loads(calls.read_text())["ids"] == row["turns"][0]["ids"]
+
+
+def test_sources_that_exclude_each_other_are_refused(capsys: pytest.CaptureFixture) -> None:
+    assert main(["proxy", "--record", "a", "--replay", "b"]) == 2
+    assert "choose one" in capsys.readouterr().err
