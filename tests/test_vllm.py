@@ -95,6 +95,14 @@ def test_the_turns_of_an_episode_share_their_prefix(sampler):
     assert sampler.cached_tokens - before == 96  # whole blocks of 32
 
 
+def test_more_prompt_tokens_than_one_engine_step_takes(sampler):
+    prompts = [[2 + (at + episode) % 60 for at in range(300)] for episode in range(16)]
+    requests = [Request(episode, ids, (0, 0, episode, 0)) for episode, ids in enumerate(prompts)]
+    assert sum(map(len, prompts)) > 2 * vllm.batched_tokens(512)
+    for request, completion in zip(requests, sampler.generate(requests, TRAINING), strict=True):
+        assert completion.logprobs == pytest.approx(full_forward(network(), request.ids, completion.ids), abs=1e-5)
+
+
 def test_weights_follow_only_a_sync_which_forgets_the_cached_prefixes(sampler):
     request = Request(0, [2 + at % 50 for at in range(100)], (0, 0, 0, 0))
     before = sampler.generate([request], TRAINING)[0]

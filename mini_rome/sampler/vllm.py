@@ -106,7 +106,8 @@ class VLLMSampler(Sampler):
             arguments = EngineArgs(
                 model=folder, skip_tokenizer_init=True, load_format="dummy", dtype=str(self.dtype).split(".")[-1],
                 max_model_len=self.max_model_len, max_num_seqs=max_num_seqs, block_size=BLOCK,
-                max_num_batched_tokens=max(self.max_model_len, 2048), enable_prefix_caching=True,
+                max_num_batched_tokens=batched_tokens(self.max_model_len), enable_prefix_caching=True,
+                enable_chunked_prefill=False,  # a prompt cut in two rewinds its generator, which a CPU's cannot
                 enforce_eager=not torch.cuda.is_available(),
                 kv_cache_memory_bytes=int(kv_cache_gb * 2**30), logprobs_mode="processed_logprobs",
                 generation_config="vllm",  # not the checkpoint's: it sets top_k and the like behind one's back
@@ -236,6 +237,11 @@ class VLLMSampler(Sampler):
         self._engine.engine_core.shutdown()
         del self._engine
         cleanup_dist_env_and_memory()
+
+
+def batched_tokens(max_model_len: int) -> int:
+    """Tokens of one engine step: room for the longest prompt, since prompts are not cut."""
+    return max(max_model_len, 2048)
 
 
 def seed(key: tuple[int, ...]) -> int:

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from mini_rome.errors import ConfigError, SamplerError
 from mini_rome.sampler import parity
 from mini_rome.sampler.base import Completion, Request, Sampler, SamplingParams
-from mini_rome.sampler.vllm import BLOCK, ENVIRONMENT, check_request, installed_version, seed
+from mini_rome.sampler.vllm import BLOCK, ENVIRONMENT, batched_tokens, check_request, installed_version, seed
 from mini_rome.sampler.weights import base_model, merged_weights, split_experts
 
 CONNECTIONS = 64  # requests under way at once, from one rank
@@ -164,6 +164,7 @@ def server_command(folder: str, port: int, dtype: str = "float32", max_model_len
     return [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1",
         "--port", str(port), "--dtype", dtype, "--max-model-len", str(max_model_len), "--block-size", str(BLOCK),
+        "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched_tokens(max_model_len)),
         "--tokens-only", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
         "--worker-extension-cls", WORKER,
     ]  # fmt: skip
