@@ -12,7 +12,6 @@ import shlex
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,9 +20,9 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from peft import PeftModel
-from rich.table import Table
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 
+from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks, record_experts
 from mini_rome.errors import ConfigError
@@ -36,6 +35,7 @@ from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
 from mini_rome.native import NativeRollout
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
+from mini_rome.report import family_table, percent, success_table
 from mini_rome.rollout import Rollout
 from mini_rome.runs import (
     CURVE_CSV,
@@ -50,7 +50,6 @@ from mini_rome.runs import (
     write_json,
     writing,
 )
-from mini_rome.sampler import SAMPLERS
 from mini_rome.sampler import make as make_sampler
 from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
@@ -61,65 +60,6 @@ from mini_rome.trainer import IPATrainer, last_checkpoint
 from mini_rome.types import Split, Task
 
 STATE = "state.json"  # numbers of the stages done so far, for --resume
-
-
-@dataclass
-class RunArguments:
-    """What is run: the task, the sandbox, and the stages around IPA."""
-
-    sandbox: str = field(default="auto", metadata={"help": "docker, sim (simulated), or auto: docker if it answers."})
-    sampler: str = field(
-        default="transformers", metadata={"help": f"Who generates tokens: {', '.join(SAMPLERS)}."}
-    )
-    sampler_url: str | None = field(
-        default=None, metadata={"help": "Address of the server of --sampler vllm-server, e.g. http://127.0.0.1:8000."}
-    )
-    sampler_dtype: str | None = field(
-        default=None, metadata={"help": "Precision of the sampler's copy, e.g. bfloat16; default: the trainer's own."}
-    )
-    model: str | None = field(
-        default=None, metadata={"help": "Saved model to start IPA from; default: build a tiny one and run SFT."}
-    )
-    agent: str = field(
-        default="builtin", metadata={"help": "Who acts: builtin, or native: an openai-client agent behind the proxy."}
-    )
-    families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
-    chunks: list[int] = field(default_factory=lambda: [12], metadata={"help": "Horizons K that IPA trains on."})
-    sft_chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K that SFT shows."})
-    train_tasks: int = field(default=32, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
-    sft_tasks: int = field(default=1500, metadata={"help": "Expert trajectories for SFT."})
-    sft_steps: int = field(default=360, metadata={"help": "Optimiser steps of SFT."})
-    sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
-    sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
-    mistake_rate: float = field(default=0.15, metadata={"help": "Share of expert chunks preceded by a failure."})
-    extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
-    eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
-    eval_every: int = field(default=8, metadata={"help": "Steps between evaluations for the curve; 0: none."})
-    curve_tasks: int = field(default=64, metadata={"help": "Held-out tasks of each evaluation for the curve."})
-    naive: bool = field(default=False, metadata={"help": "Also train the naive arm: every start initial."})
-    resume: str | None = field(default=None, metadata={"help": "Run folder to go on with after it was stopped."})
-    boxes: int = field(default=64, metadata={"help": "Sandboxes open at once, at most."})
-
-    def __post_init__(self) -> None:
-        for name in ("train_tasks", "sft_tasks", "sft_steps", "sft_batch_size", "eval_tasks", "curve_tasks", "boxes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
-        for name in ("extra_turns", "eval_every"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be 0 or more")
-        for name in ("families", "chunks", "sft_chunks"):
-            if not getattr(self, name):
-                raise ConfigError(f"--{name} []: at least one is needed")
-        if not 0 <= self.mistake_rate < 1:
-            raise ConfigError(f"--mistake_rate {self.mistake_rate}: must lie in [0, 1)")
-        if self.sampler not in SAMPLERS:
-            raise ConfigError(f"--sampler {self.sampler}: choose from {', '.join(SAMPLERS)}")
-        if (self.sampler == "vllm-server") != (self.sampler_url is not None):
-            raise ConfigError(f"--sampler {self.sampler} --sampler_url {self.sampler_url}: the one needs the other")
-        if self.agent not in ("builtin", "native"):
-            raise ConfigError(f"--agent {self.agent}: choose builtin or native")
-        if self.sampler_dtype is not None and not isinstance(getattr(torch, self.sampler_dtype, None), torch.dtype):
-            raise ConfigError(f"--sampler_dtype {self.sampler_dtype}: not a torch dtype such as bfloat16")
 
 
 class Run:
@@ -404,47 +344,13 @@ class Run:
         write_json(self.folder / SUMMARY, summary)
         self.rows.sort(key=lambda row: (row["variant"], row["step"], row["metric"]))
         write_csv(self.folder / CURVE_CSV, self.rows, COLUMNS)
-        self.display.console.print(self._table(minutes))
+        self.display.console.print(success_table(self.success, self.pool.backend, self.args.seed, minutes))
         if len(self.arguments.families) > 1:
-            self.display.console.print(self._table_by_family())
+            self.display.console.print(family_table(self.success, self.arguments.families))
         self.display.line(event_line(safety))
         if any(row["metric"] == "test_success" for row in self.rows):
             learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
             self.display.line(f"figure: {self.folder / CURVE_PNG}")
-
-    def _table(self, minutes: float) -> Table:
-        simulated = " (simulated)" if self.pool.backend == "sim" else ""
-        where = f"backend {self.pool.backend}{simulated}, seed {self.args.seed}"
-        table = Table(title=f"held-out success, {where}, {minutes:.1f} min")
-        for column in ("stage", "chunks", "success", "95 % interval", "n"):
-            table.add_column(column)
-        for stage, summary in self.success.items():
-            rate = "-" if summary["rate"] is None else f"{summary['rate']:.1%}"
-            interval = f"{summary['low']:.1%} to {summary['high']:.1%}"
-            table.add_row(stage, " ".join(map(str, summary["chunks"])), rate, interval, str(summary["n"]))
-        return table
-
-
-    def _table_by_family(self) -> Table:
-        """Success of each family at each stage, and whether IPA moved it beyond chance (intervals apart)."""
-        stages = [stage for stage, summary in self.success.items() if summary["by_family"]]
-        table = Table(title="held-out success by family, 95 % interval")
-        for column in ("family", *stages, "IPA against SFT"):
-            table.add_column(column)
-        for family in self.arguments.families:
-            rates = {stage: self.success[stage]["by_family"].get(family) for stage in stages}
-            cells = [f"{r['rate']:.0%} [{r['low']:.0%}, {r['high']:.0%}]" if r else "-" for r in rates.values()]
-            table.add_row(family, *cells, _movement(rates.get("sft"), rates.get("ipa")))
-        return table
-
-
-def _movement(before: dict[str, float] | None, after: dict[str, float] | None) -> str:
-    """What two rates say about each other."""
-    if before is None or after is None:
-        return "-"
-    if after["low"] > before["high"]:
-        return "better"
-    return "worse" if after["high"] < before["low"] else "not told apart"
 
 
 class _Curve(TrainerCallback):
@@ -483,13 +389,6 @@ class _Curve(TrainerCallback):
             run.point(self.variant, step, "test_success", result.rate)
             run.point(self.variant, step, "test_n", result.n)
         run._save_state()
-
-
-def percent(summary: dict[str, Any]) -> str:
-    """Rate and interval in per cent."""
-    if summary["rate"] is None:
-        return "no episode could be scored"
-    return f"{summary['rate']:.1%} [{summary['low']:.1%}, {summary['high']:.1%}], n {summary['n']}"
 
 
 def _loss_note(logs: dict[str, float]) -> str:

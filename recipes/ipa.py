@@ -29,10 +29,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 
 from trl import ModelConfig  # noqa: E402
 
+from mini_rome.arguments import RunArguments  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
 from mini_rome.dryrun import NodeArguments, dry_run  # noqa: E402
 from mini_rome.options import OptionsParser, guarded, lora_config  # noqa: E402
-from mini_rome.pipeline import Run, RunArguments  # noqa: E402
+from mini_rome.pipeline import Run  # noqa: E402
 
 
 def main() -> None:

@@ -23,10 +23,11 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
+from mini_rome.arguments import RunArguments  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
 from mini_rome.data.staged import StageArguments, train_stage  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
-from mini_rome.pipeline import Run, RunArguments  # noqa: E402
+from mini_rome.pipeline import Run  # noqa: E402
 
 
 def main() -> None:

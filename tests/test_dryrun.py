@@ -10,11 +10,11 @@ import yaml
 from peft import LoraConfig
 from trl import ModelConfig
 
+from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.dryrun import NodeArguments, batch_line, dry_run, measure, read_config, sampler_memory, trainer_memory
 from mini_rome.errors import ConfigError
 from mini_rome.options import OptionsParser, lora_config
-from mini_rome.pipeline import RunArguments
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "recipes" / "configs"

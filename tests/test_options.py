@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.errors import ConfigError, ImageMissing
 from mini_rome.options import OptionsParser, guarded
-from mini_rome.pipeline import RunArguments
 from mini_rome.sandbox import Pool
 
 ROOT = Path(__file__).parent.parent

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
+from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.data.demonstrations import make_tasks
 from mini_rome.data.records import tokenizer_hash
@@ -19,8 +20,8 @@ from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, load_model, weights_hash
-from mini_rome.pipeline import RunArguments, percent
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
+from mini_rome.report import percent
 from mini_rome.rollout import Rollout
 from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
 from mini_rome.sampler.transformers import TransformersSampler

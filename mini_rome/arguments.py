@@ -1,0 +1,69 @@
+"""What a recipe runs, as options: the task, the sandbox, the sampler, and the stages around IPA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from mini_rome.errors import ConfigError
+from mini_rome.sampler import SAMPLERS
+
+
+@dataclass
+class RunArguments:
+    """What is run: the task, the sandbox, and the stages around IPA."""
+
+    sandbox: str = field(default="auto", metadata={"help": "docker, sim (simulated), or auto: docker if it answers."})
+    sampler: str = field(
+        default="transformers", metadata={"help": f"Who generates tokens: {', '.join(SAMPLERS)}."}
+    )
+    sampler_url: str | None = field(
+        default=None, metadata={"help": "Address of the server of --sampler vllm-server, e.g. http://127.0.0.1:8000."}
+    )
+    sampler_dtype: str | None = field(
+        default=None, metadata={"help": "Precision of the sampler's copy, e.g. bfloat16; default: the trainer's own."}
+    )
+    model: str | None = field(
+        default=None, metadata={"help": "Saved model to start IPA from; default: build a tiny one and run SFT."}
+    )
+    agent: str = field(
+        default="builtin", metadata={"help": "Who acts: builtin, or native: an openai-client agent behind the proxy."}
+    )
+    families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
+    chunks: list[int] = field(default_factory=lambda: [12], metadata={"help": "Horizons K that IPA trains on."})
+    sft_chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K that SFT shows."})
+    train_tasks: int = field(default=32, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
+    sft_tasks: int = field(default=1500, metadata={"help": "Expert trajectories for SFT."})
+    sft_steps: int = field(default=360, metadata={"help": "Optimiser steps of SFT."})
+    sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
+    sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
+    mistake_rate: float = field(default=0.15, metadata={"help": "Share of expert chunks preceded by a failure."})
+    extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
+    eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
+    eval_every: int = field(default=8, metadata={"help": "Steps between evaluations for the curve; 0: none."})
+    curve_tasks: int = field(default=64, metadata={"help": "Held-out tasks of each evaluation for the curve."})
+    naive: bool = field(default=False, metadata={"help": "Also train the naive arm: every start initial."})
+    resume: str | None = field(default=None, metadata={"help": "Run folder to go on with after it was stopped."})
+    boxes: int = field(default=64, metadata={"help": "Sandboxes open at once, at most."})
+
+    def __post_init__(self) -> None:
+        for name in ("train_tasks", "sft_tasks", "sft_steps", "sft_batch_size", "eval_tasks", "curve_tasks", "boxes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+        for name in ("extra_turns", "eval_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be 0 or more")
+        for name in ("families", "chunks", "sft_chunks"):
+            if not getattr(self, name):
+                raise ConfigError(f"--{name} []: at least one is needed")
+        if not 0 <= self.mistake_rate < 1:
+            raise ConfigError(f"--mistake_rate {self.mistake_rate}: must lie in [0, 1)")
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(f"--sampler {self.sampler}: choose from {', '.join(SAMPLERS)}")
+        if (self.sampler == "vllm-server") != (self.sampler_url is not None):
+            raise ConfigError(f"--sampler {self.sampler} --sampler_url {self.sampler_url}: the one needs the other")
+        if self.agent not in ("builtin", "native"):
+            raise ConfigError(f"--agent {self.agent}: choose builtin or native")
+        if self.sampler_dtype is not None and not isinstance(getattr(torch, self.sampler_dtype, None), torch.dtype):
+            raise ConfigError(f"--sampler_dtype {self.sampler_dtype}: not a torch dtype such as bfloat16")
