@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +69,7 @@ class Run:
 
     def __init__(self, arguments: RunArguments, args: IPAConfig, kind: str = "ipa") -> None:
         self.arguments, self.args, self.kind = arguments, args, kind
-        self.ranks = PartialState()
+        self.ranks = PartialState(cpu=args.use_cpu)
         self.display = Display(self.ranks.is_main_process)
         self.begun = time.monotonic()
         self.rows: list[dict[str, Any]] = []
@@ -114,6 +116,8 @@ class Run:
             undo.pop_all()
         self.pool.event_log = EventLog(self.folder / SAFETY_LOG, self.folder.name)
         self.display.line(f"run: {self.folder}")
+        if (told := processes_line(self.ranks.num_processes, os.environ)) is not None:
+            self.display.line(told)
         if self.kind == "ipa":
             self._say_what_is_live()
         return self
@@ -329,6 +333,7 @@ class Run:
         minutes = self.minutes + (time.monotonic() - self.begun) / 60
         summary = {
             **provenance(self.pool.backend, self.arguments.sampler, self.args.seed),
+            "processes": self.ranks.num_processes,
             "chunks": self.arguments.chunks,
             "sft_chunks": self.arguments.sft_chunks,
             "success": self.success,
@@ -351,6 +356,24 @@ class Run:
         if any(row["metric"] == "test_success" for row in self.rows):
             learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
             self.display.line(f"figure: {self.folder / CURVE_PNG}")
+
+
+def processes_line(processes: int, environment: Mapping[str, str]) -> str | None:
+    """What to say of the number of processes, if anything.
+
+    On a CPU without MPI `accelerate launch --num_processes N` starts one process, and says nothing of it.
+
+    >>> processes_line(2, {})
+    'processes: 2'
+    """
+    if processes > 1:
+        return f"processes: {processes}"
+    if "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
+        return (
+            "processes: 1, though more were asked for: on a CPU without MPI `accelerate launch` starts only one. "
+            "Use: torchrun --nproc_per_node N RECIPE"
+        )
+    return None
 
 
 class _Curve(TrainerCallback):

@@ -16,7 +16,7 @@ Commands:
   real containers      python recipes/ipa.py --sandbox docker
   an external agent    python recipes/ipa.py --agent native
   with the naive arm   python recipes/ipa.py --naive true
-  two processes        accelerate launch --cpu --num_processes 2 recipes/ipa.py --max_steps 4
+  two processes        torchrun --nproc_per_node 2 recipes/ipa.py --max_steps 4
   LoRA                 python recipes/ipa.py --config recipes/configs/ipa_tiny_lora.yaml
   with vLLM            python recipes/ipa.py --sampler vllm
   will it fit 8 GPUs?  python recipes/ipa.py --config recipes/configs/ipa_30b_a3b_8gpu.yaml --dry-run

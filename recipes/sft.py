@@ -15,7 +15,7 @@ Commands:
   on a dataset           python recipes/sft.py --stage 1 --data runs/data-.../dataset
   then stage 2           python recipes/sft.py --stage 2 --data runs/data-.../dataset --model runs/latest/sft
   longer tasks           python recipes/sft.py --sft_chunks 1 2 3 4 --sft_steps 800
-  two processes          accelerate launch --cpu --num_processes 2 recipes/sft.py
+  two processes          torchrun --nproc_per_node 2 recipes/sft.py
   then                   python recipes/ipa.py --model runs/latest/sft
 """
 

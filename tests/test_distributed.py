@@ -64,9 +64,32 @@ def test_ranks_whose_episodes_end_at_other_turns_do_not_deadlock_and_agree_on_th
 def test_the_recipe_runs_on_two_processes(tmp_path):
     recipe = Path(__file__).parents[1] / "recipes" / "ipa.py"
     sizes = "--max_steps 4 --sft_tasks 64 --sft_steps 5 --eval_tasks 16 --curve_tasks 8 --eval_every 2 --save_steps 2"
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", recipe]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", recipe]
     words = [*sizes.split(), "--sandbox", "sim", "--output_dir", str(tmp_path / "run")]
     done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["processes"] == 2
     assert summary["success"]["ipa"]["n"] == 16 and len(summary["weights"]["model"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("launcher", "told"),
+    [
+        (["accelerate.commands.launch", "--cpu", "--num_processes", "2"], ["processes: 1, though more"]),
+        (["accelerate.commands.launch", "--cpu", "--num_processes", "1"], ["None"]),
+        (["torch.distributed.run", "--nproc_per_node", "2"], ["processes: 2", "processes: 2"]),
+    ],
+    ids=["accelerate, which starts one", "one", "torchrun"],
+)
+def test_the_number_of_processes_that_train_is_said(launcher, told, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom accelerate import PartialState\nfrom mini_rome.pipeline import processes_line\n"
+        "line = processes_line(PartialState(cpu=True).num_processes, os.environ)\n"
+        "os.write(1, f'{line}\\n'.encode())\n"
+    )
+    done = subprocess.run([sys.executable, "-m", *launcher, script], capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = [line for line in done.stdout.splitlines() if line.startswith(("processes", "None"))]
+    assert len(said) == len(told) and all(line.startswith(start) for line, start in zip(said, told, strict=True))
