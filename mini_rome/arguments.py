@@ -33,7 +33,7 @@ class RunArguments:
     families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
     chunks: list[int] = field(default_factory=lambda: [12], metadata={"help": "Horizons K that IPA trains on."})
     sft_chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K that SFT shows."})
-    train_tasks: int = field(default=32, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
+    train_tasks: int = field(default=64, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
     sft_tasks: int = field(default=1500, metadata={"help": "Expert trajectories for SFT."})
     sft_steps: int = field(default=360, metadata={"help": "Optimiser steps of SFT."})
     sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})

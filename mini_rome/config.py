@@ -99,7 +99,7 @@ class IPAConfig(GRPOConfig):
     )
     max_new_tokens: int = field(default=20, metadata={"help": "Tokens of one response at most."})
 
-    learning_rate: float = field(default=5e-4, metadata={"help": "Initial learning rate for AdamW."})
+    learning_rate: float = field(default=3e-4, metadata={"help": "Initial learning rate for AdamW."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning rate schedule."})
     max_steps: int = field(default=24, metadata={"help": "Optimiser steps."})
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Rollouts per device and micro-batch."})
