@@ -1,7 +1,7 @@
-"""One rank of a run: python -m torch.distributed.run --nproc_per_node N distributed_worker.py MODE FOLDER OPTIONS.
+"""One rank of several runs: python -m torch.distributed.run --nproc_per_node N distributed_worker.py FOLDER JOBS.
 
-Writes FOLDER/<mode>-<ranks>-<rank>.pt. Modes: gradients (recorded rollouts), uneven (scripted agents that take
-another number of turns on each rank).
+JOBS is JSON, name -> options of the trainer. Writes FOLDER/<name>-<ranks>-<rank>.pt for each: of recorded rollouts,
+or, for the name "uneven", of scripted agents that take another number of turns on each rank.
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ def uneven(folder: str, rank: int) -> IPATrainer:
     return trainer
 
 
-def main(mode: str, folder: str, options: str = "{}") -> None:
+def main(folder: str, jobs: str) -> None:
     state = PartialState(cpu=True)
-    if mode == "gradients":
-        trainer, gradients = recorded(folder, state.num_processes, **json.loads(options))
-    else:
-        trainer, gradients = uneven(folder, state.process_index), {}
-    found = {
-        "gradients": gradients,
-        "curriculum": json.dumps(trainer.curriculum.state_dict()),
-        "logs": [row for row in trainer.state.log_history if "loss" in row],
-    }
-    torch.save(found, Path(folder) / f"{mode}-{state.num_processes}-{state.process_index}.pt")
+    for name, options in json.loads(jobs).items():
+        if name == "uneven":
+            trainer, gradients = uneven(folder, state.process_index), {}
+        else:
+            trainer, gradients = recorded(folder, state.num_processes, **options)
+        found = {
+            "gradients": gradients,
+            "curriculum": json.dumps(trainer.curriculum.state_dict()),
+            "logs": [row for row in trainer.state.log_history if "loss" in row],
+        }
+        torch.save(found, Path(folder) / f"{name}-{state.num_processes}-{state.process_index}.pt")
 
 
 if __name__ == "__main__":

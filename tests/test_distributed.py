@@ -16,26 +16,26 @@ WORKER = Path(__file__).with_name("distributed_worker.py")
 pytestmark = pytest.mark.timeout(700)
 
 
-def launched(ranks: int, *words: str) -> None:
-    """Run the worker on this many gloo processes; a deadlock ends in a timeout."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    done = subprocess.run([*command, WORKER, *words], capture_output=True, text=True, timeout=600)
+JOBS = {"token": {}, "chunk": {"aggregation": "chunk", "il_when": "always", "lambda_il": 2.0}, "uneven": {}}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What each of two gloo processes found, by job; a deadlock ends in a timeout."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", WORKER]
+    done = subprocess.run([*command, folder, json.dumps(JOBS)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+    return {
+        name: [torch.load(folder / f"{name}-2-{rank}.pt", weights_only=False) for rank in (0, 1)] for name in JOBS
+    }
 
 
-def ranks_of(folder: Path, mode: str, ranks: int, **options: Any) -> list[dict[str, Any]]:
-    launched(ranks, mode, str(folder), json.dumps(options))
-    return [torch.load(folder / f"{mode}-{ranks}-{rank}.pt", weights_only=False) for rank in range(ranks)]
-
-
-IMITATING = {"aggregation": "chunk", "il_when": "always", "lambda_il": 2.0}
-
-
-@pytest.mark.parametrize("options", [{}, IMITATING], ids=["token", "chunk, imitation"])
-def test_two_processes_give_the_losses_and_gradients_of_one(tmp_path, options):
-    trainer, gradients = recorded(str(tmp_path), 1, **options)
+@pytest.mark.parametrize("job", ["token", "chunk"])
+def test_two_processes_give_the_losses_and_gradients_of_one(two_ranks, tmp_path, job):
+    trainer, gradients = recorded(str(tmp_path), 1, **JOBS[job])
     reference = trainer.state.log_history[0]
-    two = ranks_of(tmp_path, "gradients", 2, **options)
+    two = two_ranks[job]
     assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-3
     for rank in two:
         assert rank["gradients"].keys() == gradients.keys()
@@ -50,8 +50,8 @@ def test_two_processes_give_the_losses_and_gradients_of_one(tmp_path, options):
         assert log[name] == pytest.approx(reference[name], rel=1e-4, abs=1e-6), name
 
 
-def test_ranks_whose_episodes_end_at_other_turns_do_not_deadlock_and_agree_on_the_curriculum(tmp_path):
-    first, second = ranks_of(tmp_path, "uneven", 2)
+def test_ranks_whose_episodes_end_at_other_turns_do_not_deadlock_and_agree_on_the_curriculum(two_ranks):
+    first, second = two_ranks["uneven"]
     assert first["curriculum"] == second["curriculum"]
     position = json.loads(first["curriculum"])["resampler"]["position"]
     assert list(position.values()) == [0]  # half of the rollouts won at p = 2 and 1: moved by results of both ranks
