@@ -20,7 +20,7 @@ from mini_rome.sandbox.shellwords import pipelines, unwrap
 from mini_rome.trace import CALL, CALL_END, Call, Response
 from mini_rome.types import StepResult, Task, Turn
 
-TODO, DELEGATE = "todo", "delegate"
+TODO_TOOL, DELEGATE_TOOL = "todo", "delegate"
 TODO_FILE = "/tmp/todo.md"  # beside the work dir, so that no check of the final files meets it
 INJECTED_CHARS = 8_000  # of a memory or workflow file
 SUMMARY_CHARS = 60  # of one call in the summary of compressed turns
@@ -124,7 +124,7 @@ class Context:
     @property
     def tools(self) -> tuple[str, ...]:
         """Names of the runtime's own tools."""
-        return (TODO,) * self.config.todo + (DELEGATE,) * bool(self.config.subagent_turns)
+        return (TODO_TOOL,) * self.config.todo + (DELEGATE_TOOL,) * bool(self.config.subagent_turns)
 
     def instruction(self, text: str, box: Sandbox, sub: bool = False) -> str:
         """The first message: the instruction, the runtime's tools, the injected files."""
@@ -174,7 +174,7 @@ class Context:
 
     def delegated(self, response: Response) -> str | None:
         """The task of a sub-agent, where this response is such a call and nothing else."""
-        if not self.config.subagent_turns or len(response.calls) != 1 or response.calls[0].tool != DELEGATE:
+        if not self.config.subagent_turns or len(response.calls) != 1 or response.calls[0].tool != DELEGATE_TOOL:
             return None
         return response.calls[0].command.strip() or None
 
@@ -205,7 +205,7 @@ class ContextEnv(Env):
         return replace(result, output="\n".join(filter(None, [result.output.rstrip("\n"), *notes])))
 
     def _own(self, call: Call) -> StepResult:
-        if call.tool == DELEGATE:
+        if call.tool == DELEGATE_TOOL:
             return StepResult("delegate wants a task and must be the only call; a sub-agent cannot use it", 2)
         self.box.write(TODO_FILE, call.command.strip() + "\n")
         return StepResult("", 0)
