@@ -10,6 +10,7 @@ import torch
 from trl import GRPOConfig
 
 from mini_rome.errors import ConfigError
+from mini_rome.groups import MAX_SPARES
 from mini_rome.loss import OBJECTIVES
 
 # GRPO options that the equations of IPA have no place for: setting one would do nothing, so it is an error.
@@ -97,6 +98,27 @@ class IPAConfig(GRPOConfig):
         default="trainer",
         metadata={"help": "trainer: score pi_old with the weights that sampled; sampler: use log mu instead."},
     )
+    async_ratio: int = field(
+        default=0,
+        metadata={
+            "help": "Steps that rollouts are drawn ahead, by a thread; older samples are dropped. 0: in turn. Not in "
+            "the paper; above 1 only makes samples older, since one engine draws one batch at a time."
+        },
+    )
+    rollout_redundancy: int = field(
+        default=0,
+        metadata={
+            "help": "Rollouts begun beyond each group, of which the first to finish are kept: favours short "
+            "episodes. Not in the paper."
+        },
+    )
+    filter_groups: str = field(
+        default="none",
+        metadata={
+            "help": "none, or zero_variance: leave out groups (one task from one start) whose rewards are all equal. "
+            "Not in the paper; without a group mean such groups do carry gradient."
+        },
+    )
     max_new_tokens: int = field(default=20, metadata={"help": "Tokens of one response at most."})
 
     learning_rate: float = field(default=3e-4, metadata={"help": "Initial learning rate for AdamW."})
@@ -143,6 +165,12 @@ class IPAConfig(GRPOConfig):
                 f"--steps_per_generation {self.steps_per_generation} must be a multiple of "
                 f"--gradient_accumulation_steps {self.gradient_accumulation_steps}: a step needs whole windows."
             )
+        if self.async_ratio and not self._one_update:
+            raise ConfigError(
+                f"--async_ratio {self.async_ratio}: a batch of rollouts must serve one optimiser step, so "
+                f"--num_iterations {self.num_iterations} must be 1 and --steps_per_generation "
+                f"{self.steps_per_generation} equal --gradient_accumulation_steps {self.gradient_accumulation_steps}."
+            )
 
     @property
     def positive_ratio(self) -> bool:
@@ -152,6 +180,11 @@ class IPAConfig(GRPOConfig):
     @property
     def fresh(self) -> bool:
         """True when every update uses rollouts of the current weights, so that pi_theta is pi_old."""
+        return self._one_update and not self.async_ratio
+
+    @property
+    def _one_update(self) -> bool:
+        """Whether a batch of rollouts serves one optimiser step."""
         return self.steps_per_generation == self.gradient_accumulation_steps and self.num_iterations == 1
 
     def _refuse_what_ipa_ignores(self) -> None:
@@ -175,6 +208,7 @@ class IPAConfig(GRPOConfig):
         _choice("resampling", self.resampling, ("none", "rollback", "parallel", "both"))
         _choice("anchor_mode", self.anchor_mode, ("uniform", "random"))
         _choice("il_when", self.il_when, ("never", "always", "fork_failed"))
+        _choice("filter_groups", self.filter_groups, ("none", "zero_variance"))
         _choice("pi_old_source", self.pi_old_source, ("trainer", "sampler"))
         _choice("shuffle_dataset", self.shuffle_dataset, (False,))
         for name, low, high in (
@@ -188,6 +222,8 @@ class IPAConfig(GRPOConfig):
             ("rollback_window", 1, float("inf")),
             ("anchors", 1, float("inf")),
             ("expert_refresh", 0, float("inf")),
+            ("async_ratio", 0, float("inf")),
+            ("rollout_redundancy", 0, MAX_SPARES),
             ("save_total_limit", 2, float("inf")),
         ):
             value = getattr(self, name)

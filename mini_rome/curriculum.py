@@ -30,6 +30,7 @@ from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory, Turn
 
 Responses = list[list[int]]  # token ids of each response of a trajectory
+Fork = tuple[str, int]  # (task, p)
 
 
 def build_resampler(args: IPAConfig, chunks: dict[str, int]) -> Initial:
@@ -50,7 +51,7 @@ class Curriculum:
         self.experts = {expert.trajectory.task.name: expert for expert in experts}
         self.resampler = build_resampler(args, {name: expert.chunks for name, expert in self.experts.items()})
         self.results: list[Result] = []  # waiting for the optimiser step
-        self.forks: list[tuple[str, int]] = []  # (task, p) to be imitated in the steps on this batch
+        self.forks: list[Fork] = []  # to be imitated in the steps on this batch
         self.shorter: list[tuple[str, Responses]] = []  # verified self-samples that may replace an expert
 
     def starts(self, names: Sequence[str], step: int) -> list[Start]:
@@ -75,6 +76,21 @@ class Curriculum:
             "always": sorted({(task, p) for task, p, _ in results}),
             "fork_failed": failed_forks(results),
         }[self.args.il_when]
+
+    def on_path(self, trajectory: Trajectory) -> bool:
+        """Whether it began at a state of its task's present expert: one drawn ahead may be from the expert before."""
+        prefix = [turn.ids for turn in trajectory.turns[: trajectory.start]]
+        turns = self.experts[trajectory.task.name].trajectory.turns
+        return prefix == [turn.ids for turn in turns[: trajectory.start]] and trajectory.start < len(turns)
+
+    def rows_at(self, place: tuple[int, int], ranks: int, steps: int, window: int) -> tuple[list[Fork], list[Fork]]:
+        """Forks that are imitated at this place (rank, micro-batch), and all of its optimiser step on all ranks.
+
+        Each fork is imitated once per batch of rollouts, which lasts `steps` micro-batches, `window` per step.
+        """
+        places = [((index % ranks, index // ranks % steps), fork) for index, fork in enumerate(self.forks)]
+        together = [fork for (_, at), fork in places if at // window == place[1] // window]
+        return [fork for at, fork in places if at == place], together
 
     def expert_row(self, name: str, p: int) -> PackedSample:
         """c*_1..c*_f of the expert, f = p + 1: the chunks before the fork and the one the policy failed to write."""

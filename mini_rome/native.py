@@ -234,6 +234,8 @@ class NativeRollout(Rollout):
     a log-prob, depend on time; which numbers are drawn does not.
     """
 
+    cancels = False
+
     def __init__(self, *args: Any, agent: ExternalAgent | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.agent = agent or OpenAIAgent()

@@ -175,13 +175,21 @@ class Run:
         negatives = "on" if args.failure_reward < 0 else "off (failure_reward 0: failures give no gradient)"
         fresh = args.fresh and args.pi_old_source == "trainer"
         ratio = "1 by construction (fresh rollouts)" if fresh else f"live, level {args.ratio_level}"
+        if args.async_ratio:
+            self.display.line(f"rollouts: drawn ahead of training by a thread, async_ratio {args.async_ratio}")
+        if args.rollout_redundancy:
+            self.display.line(
+                f"rollouts: {args.rollout_redundancy} more per group than are kept; the first to finish are, which "
+                f"favours short episodes"
+            )
         mask = (
             f"live, level {args.mask_level}, H {args.mismatch_threshold}"
             if self.arguments.sampler_dtype
             else f"level {args.mask_level}, H {args.mismatch_threshold}; sampler and trainer agree: it will not fire"
         )
-        shared = self.arguments.sampler == "transformers"
-        own = "the trainer itself" if shared else "its own copy, compared at every sync"
+        own = "its own copy" if args.async_ratio else "the trainer itself"
+        if self.arguments.sampler != "transformers":
+            own = "its own copy, compared at every sync"
         weights = self.arguments.sampler_dtype or own
         self.display.line(f"sampler: {self.arguments.sampler} ({weights})")
         self.display.line(

@@ -6,6 +6,7 @@ commands take no time, so all episodes go in step and a run is reproducible bit 
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,8 +15,9 @@ from contextlib import contextmanager
 from mini_rome.agent import Agent
 from mini_rome.context import Context, ContextConfig, ContextEnv
 from mini_rome.env import Env
-from mini_rome.errors import SandboxError
+from mini_rome.errors import ConfigError, SandboxError
 from mini_rome.experts import Start
+from mini_rome.groups import Race
 from mini_rome.resample import refill
 from mini_rome.sampler.base import Sampler, SamplingParams
 from mini_rome.sandbox import Pool
@@ -28,8 +30,17 @@ ATTEMPT = 1 << 20  # episode numbers of a resampled rollout: the same start and 
 GATHER_S = 0.05  # how long the sampler waits for more episodes once one is ready (docker only)
 
 
+class Stopped(Exception):
+    """The rollouts were told to end before they were done."""
+
+
 class Rollout:
-    """Runs episodes from given starts with one sampler and one pool of boxes."""
+    """Runs episodes from given starts with one sampler and one pool of boxes.
+
+    stop: where another thread sets it, `collect` closes its episodes at their next turn and raises Stopped.
+    """
+
+    cancels = True  # whether an episode can be cut at a turn
 
     def __init__(
         self,
@@ -53,6 +64,8 @@ class Rollout:
         self.context = context
         self.episodes = 0
         self.infra: Counter[str] = Counter()
+        self.cancelled = 0  # by redundancy
+        self.stop = threading.Event()
 
     @property
     def backend(self) -> str:
@@ -66,14 +79,21 @@ class Rollout:
         step: int = 0,
         first_episode: int = 0,
         progress: Progress | None = None,
+        redundancy: int = 0,
     ) -> list[Trajectory]:
         """One trajectory per start, in order; its randomness depends on (seed, step, episode, turn) alone.
 
         first_episode: number of the first episode in the whole step's plan, so that ranks draw what one rank would.
+        redundancy: rollouts begun beyond those asked for, per group of equal starts; the first to finish are kept.
         Rollouts that the infrastructure spoiled are run again, then left with reward None.
         """
-        numbers = range(first_episode, first_episode + len(starts))
-        trajectories = self._run(list(zip(numbers, starts, strict=True)), params, step, progress)
+        if redundancy and not self.cancels:
+            raise ConfigError(f"--rollout_redundancy {redundancy}: episodes of an external agent cannot be cut short")
+        race = Race(starts, first_episode, redundancy)
+        if redundancy:
+            trajectories = self._race(race, params, step, progress)
+        else:
+            trajectories = self._run(race.episodes, params, step, progress)
         attempt = 0
 
         def again(indices: list[int]) -> list[Trajectory]:
@@ -84,10 +104,13 @@ class Rollout:
 
         trajectories, causes = refill(trajectories, again, cap=self.resample_cap)
         self.episodes += len(starts)
-        for reason, count in causes.items():
-            self.infra[reason.partition(":")[0]] += count  # what follows the colon differs from box to box
+        self._count_infra(causes)
         self._check_infra()
         return trajectories
+
+    def _count_infra(self, causes: Counter[str]) -> None:
+        for reason, count in causes.items():
+            self.infra[reason.partition(":")[0]] += count  # what follows the colon differs from box to box
 
     def _check_infra(self) -> None:
         spoiled = sum(self.infra.values())
@@ -101,17 +124,34 @@ class Rollout:
     def _run(
         self, episodes: list[tuple[int, Start]], params: SamplingParams, step: int, progress: Progress | None
     ) -> list[Trajectory]:
-        results: dict[int, Trajectory] = {}
+        results = {t.episode: t for t in self._finishing(episodes, params, step, progress)}
+        return [results[episode] for episode, _ in episodes]
+
+    def _race(self, race: Race, params: SamplingParams, step: int, progress: Progress | None) -> list[Trajectory]:
+        """More episodes than rows: cut those whose group is full."""
+        for trajectory in self._finishing(race.episodes, params, step, progress, race.over):
+            race.finish(trajectory)
+        kept, lost = race.kept()
+        self.cancelled += race.cancelled
+        self._count_infra(Counter(trajectory.reason or "unknown" for trajectory in lost))
+        return kept
+
+    def _finishing(
+        self, episodes: list[tuple[int, Start]], params: SamplingParams, step: int, progress: Progress | None,
+        over: Callable[[int], bool] = lambda number: False,
+    ) -> Iterator[Trajectory]:  # fmt: skip
+        """Trajectories as they end. over: says of an episode's number that it is not wanted any more."""
+        done = 0
         with self._workers(len(episodes)) as submit:
             size = max(1, self.pool.size)
             for begin in range(0, len(episodes), size):  # no more episodes at once than there are boxes
-                part = episodes[begin : begin + size]
-                for trajectory in self._drive(part, params, step, submit):
-                    results[trajectory.episode] = trajectory
+                part = [episode for episode in episodes[begin : begin + size] if not over(episode[0])]
+                for trajectory in self._drive(part, params, step, submit, over):
+                    done += 1
                     if progress is not None:
-                        progress(len(results), len(episodes))
+                        progress(done, len(episodes))
+                    yield trajectory
         self.sampler.forget()
-        return [results[episode] for episode, _ in episodes]
 
     @contextmanager
     def _workers(self, count: int) -> Iterator[Callable[..., Future]]:
@@ -123,8 +163,9 @@ class Rollout:
             yield executor.submit
 
     def _drive(
-        self, episodes: list[tuple[int, Start]], params: SamplingParams, step: int, submit: Callable[..., Future]
-    ) -> Iterator[Trajectory]:
+        self, episodes: list[tuple[int, Start]], params: SamplingParams, step: int, submit: Callable[..., Future],
+        over: Callable[[int], bool],
+    ) -> Iterator[Trajectory]:  # fmt: skip
         """Alternate between asking the sampler for the ready episodes and waiting for sandboxes."""
         running = {
             submit(_Runner.begin, self, number, start, params, step): number for number, start in episodes
@@ -137,13 +178,21 @@ class Rollout:
             runners = sorted((future.result() for future in done), key=lambda runner: runner.number)
             for future in done:
                 del running[future]
-            finished = [runner for runner in runners if runner.done]
-            ready = [runner for runner in runners if not runner.done]
-            self.sampler.forget([runner.number for runner in finished])
+            if self.stop.is_set():
+                for runner in [*runners, *(future.result() for future in running)]:
+                    runner.env.close()
+                raise Stopped
+            yield from (runner.trajectory for runner in runners if runner.done)
+            ready = []
+            for runner in runners:
+                if runner.done or over(runner.number):
+                    runner.env.close()
+                    self.sampler.forget([runner.number])
+                else:
+                    ready.append(runner)
             completions = self.sampler.generate([runner.agent.request() for runner in ready], params)
             for runner, completion in zip(ready, completions, strict=True):
                 running[submit(runner.act, completion)] = runner.number
-            yield from (runner.trajectory for runner in finished)
 
 
 class _Runner:

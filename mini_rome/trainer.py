@@ -10,6 +10,8 @@ Switched off, though GRPOTrainer does them by default: advantage normalisation, 
 1/|sequence| normalisation, TRL's own tool loop, its importance-sampling correction and its generation. There is no
 critic and no entropy term; a KL to the reference exists only if `beta` is set (not in the paper).
 
+With async_ratio the rollouts of later steps are drawn while the model trains (`ahead.py`).
+
 A stopped run goes on exactly: a checkpoint holds, beside what the Trainer saves, the curriculum and the rollouts not
 yet used up. With logging_steps above 1 the log line that a stop falls into averages only what came after it.
 """
@@ -19,32 +21,27 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
-from trl import GRPOTrainer
-from trl.trainer.utils import pad
 
-from mini_rome.chunking import OUTSIDE, PackedSample, pack
+from mini_rome.chunking import OUTSIDE
+from mini_rome.collect import AroundStep, CollectingTrainer
 from mini_rome.config import IPAConfig
 from mini_rome.credit import chunk_returns
 from mini_rome.curriculum import Curriculum
 from mini_rome.errors import ConfigError
-from mini_rome.experts import Expert, Start
+from mini_rome.experts import Expert
 from mini_rome.layout import Rows, score, sorted_by_length
 from mini_rome.loss import count_items, imitation_loss, ipa_loss
-from mini_rome.metrics import Outcome, batch_metrics, loss_row, step_metrics
+from mini_rome.metrics import loss_row, step_metrics
 from mini_rome.rollout import Progress, Rollout
 from mini_rome.runs import write_json
-from mini_rome.sampler.base import SamplingParams
-from mini_rome.types import Trajectory
 
 STATE = "ipa_state.json"  # written last into a checkpoint: its presence says that the checkpoint is whole
 ROLLOUTS = "ipa_rollouts_{}.pt"  # per rank, where a checkpoint falls between two updates on one batch
@@ -56,17 +53,7 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-class _AfterStep(TrainerCallback):
-    """Calls the trainer's `advance` once the optimiser has stepped."""
-
-    def __init__(self, advance: Callable[[], None]) -> None:
-        self.advance = advance
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.advance()
-
-
-class IPATrainer(GRPOTrainer):
+class IPATrainer(CollectingTrainer):
     """Interaction-Perceptive Agentic policy optimisation; the module docstring lists what differs from GRPO."""
 
     _tag_names = ["trl", "ipa"]
@@ -86,11 +73,7 @@ class IPATrainer(GRPOTrainer):
         """experts: one verified trajectory per training task. progress(done, total) is told of finished episodes."""
         if args.beta and peft_config is None and not model.config.name_or_path:
             raise ConfigError(f"--beta {args.beta}: the reference policy needs --use_peft or a saved --model.")
-        self.rollout = rollout
-        self.curriculum = Curriculum(args, experts, rollout.chat, rollout.pool)
-        self.progress = progress
-        self._samples: list[PackedSample] = []  # of the batch being scored, in the order of its rows
-        self._rewards = torch.empty(0)  # (B,), NaN where it is unscorable
+        self._set_up_rollouts(model, args, rollout, Curriculum(args, experts, rollout.chat, rollout.pool), progress)
         self._loss_rows: list[Tensor] = []
         # A batch with room for more tasks than there are takes them again; fewer would leave it empty.
         copies = max(1, args.generation_batch_size // args.num_generations // len(experts))
@@ -103,72 +86,10 @@ class IPATrainer(GRPOTrainer):
                 args=args,
                 train_dataset=Dataset.from_list([{"prompt": name} for name in self.curriculum.experts] * copies),
                 processing_class=processing_class,
-                callbacks=[_AfterStep(self._advance), *(callbacks or [])],
+                callbacks=[AroundStep(self), *(callbacks or [])],
                 peft_config=peft_config,
                 rollout_func=lambda prompts, trainer: trainer.collect(prompts),
             )
-
-    # Rollouts
-
-    def plan(self, prompts: list[str]) -> tuple[list[Start], int]:
-        """This rank's start states, and the number of its first episode in the whole step's plan.
-
-        Every rank makes the plan for all, from (task, step) and gathered results, and takes its share.
-        """
-        starts = self.curriculum.starts(gather_object(prompts), self.state.global_step)
-        first = self.accelerator.process_index * len(prompts)
-        return starts[first : first + len(prompts)], first
-
-    def collect(self, prompts: list[str]) -> dict[str, list]:
-        """Sync the sampler, run one episode per prompt (a task's name), and pack one row per trajectory."""
-        version = self.state.global_step
-        self.rollout.sampler.sync(self.accelerator.unwrap_model(self.model), version=version)
-        starts, first = self.plan(prompts)
-        drops = Counter(self.rollout.infra)
-        trajectories = self.rollout.collect(
-            starts,
-            SamplingParams(max_new_tokens=self.args.max_new_tokens),
-            step=version,
-            first_episode=first,
-            progress=self.progress,
-        )
-        self._check_versions(trajectories, version)
-        self._samples = [self._pack(trajectory) for trajectory in trajectories]
-        rewards = [float("nan") if t.reward is None else t.reward for t in trajectories]
-        self._rewards = torch.tensor(rewards, dtype=torch.float32, device=self.accelerator.device)
-        self._note(trajectories, Counter(self.rollout.infra) - drops)
-        return {
-            "prompt_ids": [sample.prompt_ids for sample in self._samples],
-            "completion_ids": [sample.completion_ids for sample in self._samples],
-            "logprobs": [sample.logprobs for sample in self._samples],
-            "env_mask": [sample.env_mask for sample in self._samples],
-        }
-
-    def _check_versions(self, trajectories: list[Trajectory], version: int) -> None:
-        """pi_old is scored with the weights of now: right only for chunks that these weights sampled."""
-        older = {turn.policy_version for t in trajectories for turn in t.policy_turns} - {version}
-        if older and self.args.pi_old_source == "trainer":
-            raise ConfigError(
-                f"chunks of policy version {sorted(older)} at version {version}: the weights that sampled them are "
-                f"gone, so pi_old cannot be scored. --pi_old_source sampler takes log mu in its place."
-            )
-
-    def _pack(self, trajectory: Trajectory) -> PackedSample:
-        sample = pack(trajectory)
-        if not sample.completion_ids:  # spoiled before the first response: a row of one masked token
-            stop = self.rollout.chat.stop_id
-            return PackedSample(sample.prompt_ids, [stop], [0.0], [0], [OUTSIDE], [OUTSIDE])
-        return sample
-
-    def _note(self, trajectories: list[Trajectory], drops: Counter[str]) -> None:
-        """Gather what start states, experts and logs need to know of this batch."""
-        outcomes = gather_object([Outcome.of(trajectory) for trajectory in trajectories])
-        shorter = gather_object(self.curriculum.shorter_samples(trajectories))
-        self.curriculum.take([outcome.result for outcome in outcomes], shorter)
-        found = batch_metrics(outcomes, gather_object([drops]), self.args.gamma, self.args.failure_reward)
-        for name, value in (found | {"imitation/forks": float(len(self.curriculum.forks))}).items():
-            self._metrics["train"][name].append(value)
-
     # Scoring
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> Tensor:
@@ -180,10 +101,13 @@ class IPATrainer(GRPOTrainer):
         if output["chunk_ids"].shape != output["completion_ids"].shape:
             raise ValueError("a rollout's chunk ids and completion ids differ in length")
         # NaN (unscorable) stays NaN: only a real failure becomes the failure reward.
-        output["rewards"] = torch.where(self._rewards == 0, self.args.failure_reward, self._rewards)  # (B,)
+        rewards = torch.where(self._rewards == 0, self.args.failure_reward, self._rewards)
+        output["rewards"] = rewards.masked_fill(self._left_out, float("nan"))  # (B,)
         output["advantages"] = chunk_returns(output["chunk_ids"], output["rewards"], self.args.gamma)  # (B, T)
         if self.args.pi_old_source == "sampler":
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
+        elif self._old_logps is not None:
+            output["old_per_token_logps"] = self._column(self._old_logps, 0.0)
         return output
 
     def _prepare_inputs(self, generation_batch):
@@ -191,6 +115,7 @@ class IPATrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is not before:
             self._arrange_windows()
+            self._begin_ahead()
             inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
         return inputs
 
@@ -209,11 +134,6 @@ class IPATrainer(GRPOTrainer):
                 # Gradients are averaged over ranks, so each divides by its share of the global count.
                 part["num_items"] = count.clamp(min=1) / self.accelerator.num_processes
         self._buffered_inputs = [part for step in steps for part in step]
-
-    def _column(self, values: list[list[int]], filler: int, side: str = "right") -> Tensor:
-        rows = [torch.tensor(row) for row in values]
-        multiple = self.pad_to_multiple_of
-        return pad(rows, filler, side, pad_to_multiple_of=multiple).to(self.accelerator.device)
 
     # Loss
 
@@ -257,26 +177,18 @@ class IPATrainer(GRPOTrainer):
         ranks, steps, window = (
             self.accelerator.num_processes, self.args.steps_per_generation, self.args.gradient_accumulation_steps
         )  # fmt: skip
-        now = self._step % steps
-        places = [(index % ranks, index // ranks % steps, fork) for index, fork in enumerate(self.curriculum.forks)]
-        together = [self.curriculum.expert_row(*fork) for _, at, fork in places if at // window == now // window]
-        mine = [fork for rank, at, fork in places if (rank, at) == (self.accelerator.process_index, now)]
+        place = (self.accelerator.process_index, self._step % steps)
+        mine, together = self.curriculum.rows_at(place, ranks, steps, window)
         if not mine:
             return None
         rows = [self.curriculum.expert_row(*fork) for fork in mine]
-        ids = self._column([row.il_chunk_ids for row in rows], OUTSIDE)
+        laid_out = self._rows(rows, [row.il_chunk_ids for row in rows])
+        ids = laid_out["chunk_ids"]
         chunks = torch.tensor([self.curriculum.experts[name].chunks for name, _ in mine], device=ids.device)
-        together_ids = self._column([row.il_chunk_ids for row in together], OUTSIDE)
+        together_ids = self._column([self.curriculum.expert_row(*fork).il_chunk_ids for fork in together], OUTSIDE)
         items = count_items(together_ids, torch.ones(len(together), device=ids.device), self.args.aggregation)
-        return {
-            "prompt_ids": self._column([row.prompt_ids for row in rows], 0, "left"),
-            "prompt_mask": self._column([[1] * len(row.prompt_ids) for row in rows], 0, "left"),
-            "completion_ids": self._column([row.completion_ids for row in rows], 0),
-            "completion_mask": self._column([[1] * len(row.completion_ids) for row in rows], 0),
-            "chunk_ids": ids,
-            "returns": chunk_returns(ids, torch.ones(len(ids), device=ids.device), self.args.gamma, chunks),
-            "num_items": items / ranks,
-        }
+        returns = chunk_returns(ids, torch.ones(len(ids), device=ids.device), self.args.gamma, chunks)
+        return {**laid_out, "returns": returns, "num_items": items / ranks}
 
     def _kl(self, logps: Tensor, inputs: Rows) -> Tensor:
         """Estimate of the KL to the reference policy over the tokens in the loss (not in the paper)."""
@@ -285,12 +197,6 @@ class IPATrainer(GRPOTrainer):
         return (gap.exp() - gap - 1).sum() / inputs["num_items"]
 
     # State
-
-    def _advance(self) -> None:
-        """After the optimiser step, on all ranks alike: move start states, refresh experts."""
-        replaced = self.curriculum.advance(self.state.global_step)
-        if replaced:
-            self._metrics["train"]["experts_replaced"].append(float(replaced))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self._loss_rows:
@@ -307,6 +213,8 @@ class IPATrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
         if self._step % (self.args.steps_per_generation * self.num_iterations):
             torch.save(self._buffered_inputs, folder / ROLLOUTS.format(self.accelerator.process_index))
+        if self.args.async_ratio:
+            self.ahead.save(folder, self.accelerator.process_index)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             state = {
@@ -333,6 +241,9 @@ class IPATrainer(GRPOTrainer):
         self.curriculum.load_state_dict(state["curriculum"])
         self.rollout.episodes, self.rollout.infra = state["episodes"], Counter(state["infra"])
         self._step = state["micro_steps"]
+        if self.args.async_ratio:
+            tasks = {name: expert.trajectory.task for name, expert in self.curriculum.experts.items()}
+            self.ahead.load(folder, self.accelerator.process_index, tasks)
         rollouts = folder / ROLLOUTS.format(self.accelerator.process_index)
         if self._step % (self.args.steps_per_generation * self.num_iterations):
             self._buffered_inputs = torch.load(rollouts, map_location=self.accelerator.device, weights_only=True)

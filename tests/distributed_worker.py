@@ -41,7 +41,7 @@ def recorded(folder: str, ranks: int, **options: Any) -> tuple[IPATrainer, dict[
         gradient_accumulation_steps=1, **options,
     )  # fmt: skip
     trainer.train()
-    return trainer, kept.steps[0]
+    return trainer, kept.steps[-1]
 
 
 def uneven(folder: str, rank: int) -> IPATrainer:

@@ -73,9 +73,11 @@ def failing() -> dict[str, Any]:
         (2, {"make": expert_adapter}),
         (2, {"make": winning, "rollback_window": 1}),
         (1, {"make": failing, "il_when": "always", "steps_per_generation": 2, "per_device_train_batch_size": 2}),
+        (2, {"async_ratio": 1}),
+        (1, {"async_ratio": 2, "make": winning, "rollback_window": 1}),
     ],
     ids=["fresh", "accumulated", "two updates", "two passes", "four updates", "adapter", "expert adapter",
-         "curriculum", "imitation"],
+         "curriculum", "imitation", "one ahead", "two ahead, curriculum"],
 )  # fmt: skip
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop, options):
     whole = outcome(run(tmp_path / "whole", None, **options))

@@ -535,7 +535,8 @@ def test_every_option_of_grpo_is_used_overridden_or_refused():
     [{"objective": "ppo"}, {"ratio_level": "word"}, {"gamma": 1.1}, {"failure_reward": 0.5}, {"anchors": 0},
      {"mismatch_threshold": 0.9}, {"il_when": "often"}, {"resampling": "back"}, {"pi_old_source": "none"},
      {"aggregation": "mean"}, {"mask_level": "row"}, {"anchor_mode": "even"}, {"save_total_limit": 1},
-     {"shuffle_dataset": True}, {"rollback_threshold": 0.0}, {"lambda_il": -1.0}],
+     {"shuffle_dataset": True}, {"rollback_threshold": 0.0}, {"lambda_il": -1.0}, {"async_ratio": -1},
+     {"rollout_redundancy": -1}, {"rollout_redundancy": 33}, {"filter_groups": "all"}],
     ids=lambda options: next(iter(options)),
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_by_name(tmp_path, options):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,23 +74,28 @@ class Recorded:
         self.trajectories, self.drops = list(trajectories), drops or Counter()
         self.chat, self.pool, self.sampler = chat(), Pool("sim"), _Frozen()
         self.infra: Counter[str] = Counter()
-        self.episodes = 0
+        self.episodes = self.cancelled = 0
+        self.stop = threading.Event()
 
     def collect(
-        self, starts: Sequence[Start], params: SamplingParams, *, step: int, first_episode: int, progress: Any
-    ) -> list[Trajectory]:
+        self, starts: Sequence[Start], params: SamplingParams, *, step: int, first_episode: int, progress: Any,
+        redundancy: int = 0,
+    ) -> list[Trajectory]:  # fmt: skip
         self.infra += self.drops
-        mine = self.trajectories[first_episode : first_episode + len(starts)]
+        mine = copy.deepcopy(self.trajectories[first_episode : first_episode + len(starts)])
         for turn in (turn for trajectory in mine for turn in trajectory.policy_turns):
-            turn.policy_version = turn.policy_version if turn.policy_version < 0 else step
+            turn.policy_version = turn.policy_version if turn.policy_version < 0 else self.sampler.version
         return mine
 
 
 class _Frozen:
     """A sampler that never runs."""
 
+    version = 0
+
     def sync(self, model: Any, version: int) -> None:
-        """Nothing to do."""
+        """Only the version changes."""
+        self.version = version
 
 
 def trajectory(expert: Expert, start: int, lengths: Sequence[int], reward: float | None, seed: int = 0) -> Trajectory:
