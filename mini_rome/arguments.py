@@ -28,7 +28,8 @@ class RunArguments:
         default=None, metadata={"help": "Saved model to start IPA from; default: build a tiny one and run SFT."}
     )
     agent: str = field(
-        default="builtin", metadata={"help": "Who acts: builtin, or native: an openai-client agent behind the proxy."}
+        default="builtin",
+        metadata={"help": "Who acts: builtin, or native: an agent behind the model proxy, on docker inside the box."},
     )
     families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
     chunks: list[int] = field(default_factory=lambda: [12], metadata={"help": "Horizons K that IPA trains on."})

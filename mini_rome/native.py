@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,13 +262,19 @@ class NativeRollout(Rollout):
         return [results[episode] for episode, _ in episodes]
 
     def _play(self, proxy: Proxy, number: int, start: Start, params: SamplingParams, step: int) -> Trajectory:
-        with Env(start.task, self.pool, max_turns=start.task.chunks + self.extra_turns) as env:
-            try:
-                return play_native(proxy, self.agent, env, start, params, key=(self.seed, step), episode=number,
+        try:
+            with self._opened(proxy, start.task) as (served, env):
+                return play_native(served, self.agent, env, start, params, key=(self.seed, step), episode=number,
                                    max_context=self.max_context)  # fmt: skip
-            except SandboxError as error:
-                return Trajectory(start.task, self.chat.prompt(start.task.instruction), [], backend=self.backend,
-                                  seed=self.seed, episode=number, reason=type(error).__name__)  # fmt: skip
+        except SandboxError as error:
+            return Trajectory(start.task, self.chat.prompt(start.task.instruction), [], backend=self.backend,
+                              seed=self.seed, episode=number, reason=type(error).__name__)  # fmt: skip
+
+    @contextmanager
+    def _opened(self, proxy: Proxy, task: Task) -> Iterator[tuple[Proxy, Env]]:
+        """Where the calls of one episode go, and the world that its agent acts on."""
+        with Env(task, self.pool, max_turns=task.chunks + self.extra_turns) as env:
+            yield proxy, env
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,9 @@ class Run:
             undo.pop_all()
         self.pool.event_log = EventLog(self.folder / SAFETY_LOG, self.folder.name)
         self.display.line(f"run: {self.folder}")
+        if self.arguments.agent == "native":
+            where = "in its box, which has the model proxy's socket" if self.profile == "native" else "beside the box"
+            self.display.line(f"agent: native, {where} (sandbox profile: {self.profile})")
         if (told := processes_line(self.ranks.num_processes, os.environ)) is not None:
             self.display.line(told)
         if self.kind == "ipa":
@@ -229,10 +232,25 @@ class Run:
         name, url = self.arguments.sampler, self.arguments.sampler_url
         self.sampler = make_sampler(name, model, self.chat.stop_id, dtype, url=url, running=self._running)
         self._running = self.sampler
-        kind = NativeRollout if self.arguments.agent == "native" else Rollout
-        self.rollout = kind(
+        self.rollout = self._rollout_kind()(
             self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns
         )
+
+    @property
+    def profile(self) -> str:
+        """The profile of the boxes that agents act in; `native` is the one with a bind, the model proxy's socket."""
+        if self.pool.backend == "sim":
+            return "simulated"
+        return "native" if self.arguments.agent == "native" else "agent"
+
+    def _rollout_kind(self) -> type[Rollout]:
+        if self.arguments.agent == "builtin":
+            return Rollout
+        if self.profile != "native":
+            return NativeRollout
+        from mini_rome.native_box import BoxedRollout  # with it the Docker SDK, which is not for sim
+
+        return BoxedRollout
 
     def save_model(self, name: str) -> None:
         """Write the model and its tokenizer into the run's folder."""
@@ -341,6 +359,7 @@ class Run:
         minutes = self.minutes + (time.monotonic() - self.begun) / 60
         summary = {
             **provenance(self.pool.backend, self.arguments.sampler, self.args.seed),
+            "profile": self.profile,
             "processes": self.ranks.num_processes,
             "chunks": self.arguments.chunks,
             "sft_chunks": self.arguments.sft_chunks,

@@ -13,6 +13,7 @@ socket alone. Covered: /v1/chat/completions with tools and streaming (a stream b
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import socket
@@ -30,6 +31,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mini_rome.errors import ConfigError
 from mini_rome.proxy_backends import Backend
@@ -57,10 +59,12 @@ class Proxy:
     """The server and its open episodes. A context manager; thread-safe."""
 
     def __init__(
-        self, backend: Backend, chat: ChatFormat, model: str = MODEL, port: int = 0, path: str | Path | None = None
+        self, backend: Backend, chat: ChatFormat, model: str = MODEL, port: int = 0, path: str | Path | None = None,
+        *, max_body: int = MAX_BODY, max_connections: int | None = None,
     ) -> None:
-        """port: on 127.0.0.1, 0 for any free one. path: a unix socket instead, in a folder of the owner alone."""
-        self.backend, self.chat, self.model = backend, chat, model
+        """port: on 127.0.0.1, 0 for any free one. path: a unix socket instead, in a folder of the owner alone.
+        max_body: bytes of a request. max_connections: at once, for clients that may be hostile; None: any number."""
+        self.backend, self.chat, self.model, self.max_body = backend, chat, model, max_body
         self._episodes: dict[bytes, Episode] = {}
         self._over: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -73,7 +77,7 @@ class Proxy:
         ])  # fmt: skip
         config = uvicorn.Config(
             self.app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False, server_header=False,
-            date_header=False,
+            date_header=False, ws="none", http="auto" if max_connections is None else _guarded(max_connections),
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="proxy", daemon=True)
@@ -152,7 +156,7 @@ class Proxy:
         episode: Episode | None = None
         try:
             episode = self._episode(request)
-            asked = read_request(await _body(request), self.model)
+            asked = read_request(await _body(request, self.max_body), self.model)
             pending = episode.begin(asked)
             begun = time.monotonic()
             answer = await self.backend.answer(pending, asked)
@@ -183,13 +187,25 @@ async def _stream(whole: dict, usage: bool) -> AsyncIterator[bytes]:
         yield event
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, limit: int) -> bytes:
     raw = bytearray()
     async for part in request.stream():
         raw += part
-        if len(raw) > MAX_BODY:
-            raise Refused(413, f"the request has more than {MAX_BODY} bytes")
+        if len(raw) > limit:
+            raise Refused(413, f"the request has more than {limit} bytes")
     return bytes(raw)
+
+
+def _guarded(most: int) -> type[H11Protocol]:
+    """Connections beyond `most` at once are cut, since each holds a descriptor of ours; read by pure Python alone."""
+
+    class Guarded(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                transport.abort()
+
+    return Guarded
 
 
 def _digest(token: str) -> bytes:

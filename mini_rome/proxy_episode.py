@@ -12,15 +12,28 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mini_rome.proxy_protocol import Asked, Message, Refused
 from mini_rome.sampler.base import Request, SamplingParams
 from mini_rome.trace import ChatFormat, Response
-from mini_rome.types import Trajectory, Turn
+from mini_rome.types import SafetyEvent, Trajectory, Turn
 
 Key = bytes
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an environment enforces turn by turn, for an agent that acts out of its sight.
+
+    max_turns: responses, those on their way included. max_malformed: in a row. watch: is given each command before
+    the agent is; the safety events it returns become the turn's.
+    """
+
+    max_turns: int
+    max_malformed: int
+    watch: Callable[[str], tuple[SafetyEvent, ...]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,8 @@ class Episode:
     """One episode behind a token. `trajectory` comes empty, or with an expert's turns that the agent goes on from.
 
     prefix: the messages that these turns are to the agent. key: (seed, step) of the sampling. counts: what was not
-    plain (branches, retokenised messages, unused options, answers nobody received).
+    plain (branches, retokenised messages, unused options, answers nobody received). rules: None where the environment
+    sees every turn itself.
     """
 
     chat: ChatFormat
@@ -90,18 +104,28 @@ class Episode:
     closed: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     failed: bool = False  # a call got no answer because the model is down: the episode cannot be scored
+    rules: Rules | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._nodes: dict[Key, _Node] = {}
         self._answers: list[tuple[Key, _Node]] = []
-        self._begun = len(self.trajectory.turns)
+        self._first = self._begun = len(self.trajectory.turns)
+        self._malformed, self._submitted = 0, False  # in a row; by the agent
         after, turns = b"", 0
         for message in self.prefix:
             after = key_of([message], after)
             if message.role == "assistant":
                 turns += 1
                 self._nodes[after] = _Node(self.trajectory, turns)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the rules let no further response follow: submitted, out of turns, too often malformed."""
+        if self.rules is None:
+            return False
+        spent = self._begun - self._first >= self.rules.max_turns
+        return self._submitted or spent or self._malformed >= self.rules.max_malformed
 
     @property
     def calls(self) -> int:
@@ -120,6 +144,8 @@ class Episode:
         """Find what is known of the messages, encode the rest. Refused (400): the context would not fit."""
         with self._lock:
             self._check_open()
+            if self.ended:
+                raise _over()
             self.counts.update(f"unused: {name}" for name in asked.unused)
             base, rest, key = self._find(asked.messages)
             self._check_size(rest)
@@ -171,6 +197,10 @@ class Episode:
                 policy_version=answer.version, malformed=bool(answer.response.problem),
                 submitted=any(call.tool == "submit" for call in answer.response.calls),
             )  # fmt: skip
+            self._malformed = self._malformed + 1 if turn.malformed else 0
+            self._submitted |= turn.submitted
+            if self.rules is not None:
+                turn.events = tuple(event for command in turn.commands for event in self.rules.watch(command))
             chain = self._chain(pending)
             chain.retokenised |= answer.retokenised
             chain.turns.append(turn)
@@ -221,7 +251,7 @@ class Episode:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise Refused(410, "the episode is over: no call is answered or recorded any more", "episode_over")
+            raise _over()
 
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
@@ -237,6 +267,10 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
             joined.pop()
         joined.append(replace(message, text=text))
     return joined
+
+
+def _over() -> Refused:
+    return Refused(410, "the episode is over: no call is answered or recorded any more", "episode_over")
 
 
 def _too_long(found: str, limit: int) -> Refused:

@@ -12,11 +12,11 @@ from small import chat
 from test_context import TASK, reply
 
 from mini_rome.chunking import pack
-from mini_rome.proxy_episode import Answer, Episode
+from mini_rome.proxy_episode import Answer, Episode, Rules
 from mini_rome.proxy_protocol import Asked, Message, Refused, read_message, written
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.trace import IM_END, IM_START
-from mini_rome.types import Trajectory
+from mini_rome.types import SafetyEvent, Trajectory
 
 TOOLS = {"bash": "command", "submit": ""}
 USER = Message("user", TASK.instruction)
@@ -174,3 +174,44 @@ def test_markers_in_any_message_stay_text(text: str, marker: str) -> None:
     assert ids.count(special(IM_END)) == len(roles)
     assert ids.count(special(IM_START)) == len(roles) + 1
     assert special("<tool_call>") not in ids and special("<|endoftext|>") not in ids
+
+
+# -- rules, for an agent that acts out of the environment's sight ----------------------------------------------------
+
+
+def ruled(max_turns: int = 9, max_malformed: int = 2) -> Episode:
+    def watch(command: str) -> tuple[SafetyEvent, ...]:
+        return (SafetyEvent("egress", "low", "command", command),)
+
+    return episode(rules=Rules(max_turns, max_malformed, watch))
+
+
+def test_no_call_is_answered_after_submit_nor_after_too_many_malformed_responses_in_a_row() -> None:
+    record = ruled()
+    for ids in (reply("nonsense"), reply("bash ls"), reply("nonsense"), reply("bash ls", "submit")):
+        assert not record.ended
+        ask(record, [USER], ids)
+    assert record.ended
+    with pytest.raises(Refused, match="over") as refused:
+        record.begin(Asked((USER,), TOOLS))
+    assert refused.value.status == 410
+    record = ruled()
+    for _ in range(2):
+        ask(record, [USER], reply("nonsense"))
+    assert record.ended
+
+
+def test_calls_on_their_way_count_as_turns() -> None:
+    record = ruled(max_turns=3)
+    for _ in range(3):
+        record.begin(Asked((USER,), TOOLS))
+    with pytest.raises(Refused, match="over"):
+        record.begin(Asked((USER,), TOOLS))
+
+
+def test_each_command_is_watched_before_the_agent_has_it_and_its_events_are_the_turns() -> None:
+    record = ruled()
+    ask(record, [USER], reply("bash ls", "bash id"))
+    assert record.last_turn is not None
+    assert [event.evidence for event in record.last_turn.events] == ["ls", "id"]
+    assert not episode().ended

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from docker.types import Mount
 
 from mini_rome.errors import LimitNotEnforced
 from mini_rome.sandbox import Limits, hardening
@@ -125,6 +126,14 @@ ROWS = [
     Row("shm_size", drop("shm_size"), "df -m /dev/shm | tail -1 | tr -s ' ' | cut -d' ' -f2", "16", "64"),
     Row("oom_score_adj", drop("oom_score_adj"), "cat /proc/1/oom_score_adj", "500", "0"),
     Row("dns", drop("dns"), "grep -c 127.0.0.1 /etc/resolv.conf", "1", "0"),
+    Row(
+        "no binds",
+        put("mounts", [Mount("/mnt", "/usr/share", "bind", read_only=True)]),
+        "grep -c ' /mnt ' /proc/self/mountinfo",
+        "0",
+        "1",
+        judged=True,
+    ),
     Row("hostname", hostname, "cat /etc/hostname | sed 's/[0-9a-f]\\{12\\}/an id/'", "box", "an id"),
 ]
 # Flags whose effect the agent cannot see: asserted on the host by the tests below, or not there to confine it.

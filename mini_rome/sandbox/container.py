@@ -8,7 +8,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from requests.exceptions import RequestException
 
 from mini_rome.errors import SandboxError
-from mini_rome.sandbox import reaper
+from mini_rome.sandbox import reaper, runtime
 from mini_rome.sandbox.base import Limits
 from mini_rome.sandbox.engine import Engine, unavailable
 from mini_rome.sandbox.hardening import Profile, container_options
@@ -17,7 +17,12 @@ from mini_rome.sandbox.hardening import Profile, container_options
 def create(
     host: Engine, image: str, run: str, limits: Limits, task_name: str, profile: Profile
 ) -> tuple[str, str]:
-    """A created container: (id, name). A name that is taken is left alone and another one tried."""
+    """A created container: (id, name). A name that is taken is left alone and another one tried.
+
+    Raises ConfigError for a profile that would bind more than the folder of a socket which is this run's own.
+    """
+    if profile.socket_folder:
+        runtime.check(profile.socket_folder, run)
     labels = reaper.labels(run, task_name, limits.ttl_s)
     for attempt in range(5):
         name = f"mini-rome-{run}-{secrets.token_hex(6)}"

@@ -2,8 +2,9 @@
 
 Defends against: network access, privilege, writes outside work dir, home, /tmp and shared memory, fork bombs,
 memory, disk and output floods, processes that outlive their step, forged replies, a trainer that dies (stdin ends,
-PID 1 exits, the engine removes the container), a box that nobody ends (TTL). Does not defend against: exploits of the
-shared kernel (runsc is used where the engine has it), a malicious engine. Not in the paper: its boxes are privileged.
+PID 1 exits, the engine removes the container), a box that nobody ends (TTL). Nothing of the host is bound, but
+for the socket of the model proxy in profile `native`. Does not defend against: exploits of the shared kernel (runsc
+is used where the engine has it), a malicious engine. Not in the paper: its boxes are privileged.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class DockerSandbox(Sandbox):
         self._synced = True
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _abandon, engine, container, wire, os.getpid())
+
+    @property
+    def label(self) -> str:
+        """As `Sandbox.label`; a box with a bind says so: `docker (native)`."""
+        return f"{super().label} (native)" if self.profile.socket_folder else super().label
 
     @classmethod
     def start(

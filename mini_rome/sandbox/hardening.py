@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from docker.types import LogConfig, Ulimit
+from docker.types import LogConfig, Mount, Ulimit
 
-from mini_rome.errors import LimitNotEnforced
+from mini_rome.errors import ConfigError, LimitNotEnforced
 from mini_rome.sandbox.base import HOME, WORKDIR, Limits
 
 HOSTNAME = "box"
 HEADROOM_MB = 96  # memory for processes beside full tmpfs mounts, below which a box only dies of its own disk
 TMP_MB, HOME_MB, SHM_MB = 64, 16, 16
+SOCKET_FOLDER = "/run/model"  # where a native box sees the folder with its model proxy's socket
+ENGINE_FILES = {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/run/.containerenv"}  # engines mount these
 RUNNER_CAPABILITIES = ("SETUID", "SETGID", "KILL")
 # What apt, chown and services need, for evaluation of stock tasks only: an agent with these can tamper with its box.
 ROOT_CAPABILITIES = (*RUNNER_CAPABILITIES, "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP", "SYS_CHROOT")
@@ -43,11 +46,18 @@ class Profile:
     read_only: bool = True
     private: tuple[str, ...] = ()  # empty folders that only root can enter: for a verifier's tests and reward
     network: str = "none"  # "bridge" for the verifier of a stock task alone, where --verifier-network asks for it
+    socket_folder: str = ""  # on the host: the one exception to no binds, see `native`
 
 
 AGENT = Profile()
 ROOT_TASK = Profile("root_task", 0, ROOT_CAPABILITIES, read_only=False)
-PROFILES = {profile.name: profile for profile in (AGENT, ROOT_TASK)}
+
+
+
+def native(folder: Path) -> Profile:
+    """The profile of one native episode: AGENT, and the folder that holds only the socket of its model proxy,
+    bound read-only. Only `native_box.py` makes boxes of this profile; no task and no option can ask for it."""
+    return replace(AGENT, name="native", socket_folder=str(folder))
 
 
 def container_options(
@@ -58,8 +68,13 @@ def container_options(
 
     With `own_hosts` the image brings /etc/hosts. The engine then makes no network at all, not even an empty one that
     holds that file: the box has the loopback that the runtime gives it, and starts in less than half the time.
-    Raises LimitNotEnforced when the tmpfs mounts could outgrow the memory limit.
+    Raises LimitNotEnforced when the tmpfs mounts could outgrow the memory limit, ConfigError for a profile that has a
+    bind and is not exactly `native`.
     """
+    if (profile.socket_folder or profile.name == "native") and not (
+        profile.socket_folder and profile == native(Path(profile.socket_folder))
+    ):
+        raise ConfigError(f"profile {profile.name!r}: a bind is for native episodes alone, with nothing else changed")
     tmpfs_mb = limits.disk_mb + TMP_MB + HOME_MB + SHM_MB
     if tmpfs_mb + HEADROOM_MB > limits.memory_mb:
         raise LimitNotEnforced(
@@ -88,8 +103,23 @@ def container_options(
                  Ulimit(name="memlock", soft=65536, hard=65536)],
         log_config=LogConfig(type="none"), auto_remove=True, init=False, runtime=runtime,
         **({"dns": ["127.0.0.1"], "dns_search": ["."]} if profile.network == "none" else {}),
-    )
+        **({"mounts": [Mount(SOCKET_FOLDER, profile.socket_folder, "bind", read_only=True)]}
+           if profile.socket_folder else {}),
+    )  # fmt: skip
     return container, host
+
+
+def mounts_of(profile: Profile) -> str:
+    """What is mounted in a box outside /proc, /sys and /dev, as `self_check` tells it.
+
+    >>> mounts_of(AGENT)
+    '/:ro,/app:rw,/home/agent:rw,/tmp:rw'
+    """
+    mounts = dict.fromkeys((WORKDIR, HOME, "/tmp", *profile.private), "rw")
+    mounts["/"] = "ro" if profile.read_only else "rw"
+    if profile.socket_folder:
+        mounts[SOCKET_FOLDER] = "ro"
+    return ",".join(f"{place}:{mounts[place]}" for place in sorted(mounts))
 
 
 def judge(facts: str, limits: Limits, profile: Profile, runtime: str | None) -> None:
@@ -100,6 +130,10 @@ def judge(facts: str, limits: Limits, profile: Profile, runtime: str | None) -> 
         wanted["Routes"] = "0"
     if runtime is None:
         wanted["Seccomp"] = "2"
+        wanted["Mounts"] = mounts_of(profile)
+        seen["Mounts"] = ",".join(
+            mount for mount in seen.get("Mounts", "").split(",") if mount.partition(":")[0] not in ENGINE_FILES
+        )
     if profile.uid != 0:
         wanted |= {name: "0" * 16 for name in ("CapEff", "CapPrm", "CapInh")}
         wanted["Uid"] = "\t".join([str(profile.uid)] * 4)

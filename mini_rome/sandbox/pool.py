@@ -66,11 +66,15 @@ class Pool:
     def take(self, timeout: float | None = None) -> Sandbox:
         """A clean box; waits while `size` are out. Raises SandboxClosed, or SandboxUnavailable after `timeout` s."""
         box = self._take(timeout)
+        self.enlist(box)
+        return box
+
+    def enlist(self, box: Sandbox) -> None:
+        """Count a box as the next episode's and log its events as such: also one that is not the pool's own."""
         with self._changed:
             self.taken += 1
             if self.event_log is not None:
                 box.observer = Recorder(self.event_log, self.taken)
-        return box
 
     def _take(self, timeout: float | None) -> Sandbox:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -3,8 +3,8 @@
 The child sits in a session of its own and holds the read end of a pipe. End of file means that the parent is gone,
 however it went (return, Ctrl-C, kill -9): it then removes what carries the run's label until two passes find nothing.
 It also watches its parent's pid, so that a forked worker that keeps the pipe open does not keep the boxes. Covered:
-containers, images, volumes and networks with our labels. Not covered: the death of this child too (boxes then end by
-their TTL, or by `gc`). Not in the paper.
+containers, images, volumes and networks with our labels, the run's folder of sockets. Not covered: the death of this
+child too (boxes then end by their TTL, or by `gc`). Not in the paper.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mini_rome.sandbox import runtime
 
 if TYPE_CHECKING:
     import docker
@@ -100,6 +102,7 @@ def watch() -> None:
         readable, _, _ = select.select([0], [], [], POLL_S)
         if readable and not os.read(0, 4096):
             break
+    runtime.remove(runtime.run_folder(run))
     remove_run(run, lambda: connect(host or None))
 
 
@@ -181,10 +184,13 @@ def gc(dry_run: bool = False, client: docker.DockerClient | None = None) -> list
     if client is None:
         raise SandboxUnavailable("gc: no Docker engine answers; start Docker, or set DOCKER_HOST")
     stale = [(name, item) for name, item in _labelled(client, RUN) if is_stale(_labels_of(item))]
+    folders = [folder for folder, owner in runtime.owners() if is_stale(owner)]
     if not dry_run:
         for _, item in stale:
             _remove(item)
-    return [name for name, _ in stale]
+        for folder in folders:
+            runtime.remove(folder)
+    return [*(name for name, _ in stale), *(f"folder {folder}" for folder in folders)]
 
 
 def _labels_of(item: Any) -> dict[str, str]:
