@@ -130,6 +130,27 @@ def test_rollouts_of_step_t_plus_a_are_drawn_in_a_thread_with_the_weights_of_ver
     assert len(set(weights.seen)) == 4
 
 
+def test_the_thread_draws_while_the_model_trains(tmp_path):
+    training = threading.Event()
+
+    class Meeting(IPATrainer):
+        def _compute_loss(self, model, inputs):
+            training.set()
+            return super()._compute_loss(model, inputs)
+
+    trainer = tiny.trainer(tmp_path, kind=Meeting, max_steps=2, async_ratio=1)
+    generate, met = trainer.rollout.sampler.generate, []
+
+    def waiting(*args):
+        if threading.current_thread().name.startswith("ahead"):
+            met.append(training.wait(20))  # comes only if nobody waits for this thread before training
+        return generate(*args)
+
+    trainer.rollout.sampler.generate = waiting
+    trainer.train()
+    assert met and all(met)
+
+
 def test_what_is_drawn_does_not_depend_on_how_long_it_takes(tmp_path):
     def run(folder: str, seconds: float) -> tuple[str, list[float]]:
         trainer = tiny.trainer(tmp_path / folder, max_steps=3, async_ratio=1)
