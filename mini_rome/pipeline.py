@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +21,11 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from peft import PeftModel
-from transformers import PreTrainedModel, TrainerCallback, set_seed
+from transformers import PreTrainedModel, set_seed
 
 from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
+from mini_rome.curve import Curve
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks, record_experts
 from mini_rome.errors import ConfigError
 from mini_rome.evaluation.evaluate import evaluate
@@ -36,8 +36,8 @@ from mini_rome.families import get_family
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
 from mini_rome.native import NativeRollout
-from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
-from mini_rome.report import family_table, percent, success_table
+from mini_rome.progress import Display, StopAfterStep, TrainingProgress, loss_note, quiet, success_note
+from mini_rome.report import family_table, percent, processes_line, success_table
 from mini_rome.rollout import Rollout
 from mini_rome.runs import (
     CURVE_CSV,
@@ -149,7 +149,7 @@ class Run:
         broadcast_object_list(chosen)
         self.folder = Path(chosen[0])
         if self.arguments.resume is None:
-            self._save_state()  # from now on the run can be resumed
+            self.save_state()  # from now on the run can be resumed
         else:
             state = json.loads((self.folder / STATE).read_text())
             self._check_same_options(state["options"])
@@ -261,7 +261,7 @@ class Run:
                 self.tokenizer.save_pretrained(self.folder / name)
             self.weights[name] = weights_hash(model)
             self.display.line(f"weights ({name}): sha256 {self.weights[name]}")
-        self._save_state()
+        self.save_state()
         self.ranks.wait_for_everyone()
 
     # Stages
@@ -287,7 +287,7 @@ class Run:
         stop = StopAfterStep(self.display)
         trainer.add_callback(stop)
         with self.display.stage("SFT", a.sft_steps) as update, stop.armed():
-            trainer.add_callback(TrainingProgress(update, _loss_note))
+            trainer.add_callback(TrainingProgress(update, loss_note))
             trainer.train()
         self._use(trainer.accelerator.unwrap_model(trainer.model))
 
@@ -307,10 +307,10 @@ class Run:
             self.model, args, self.rollout, experts, self.tokenizer, callbacks=[stop], peft_config=peft_config
         )
         quiet(trainer)
-        trainer.add_callback(_Curve(self, trainer, variant))
+        trainer.add_callback(Curve(self, trainer, variant))
         newest = last_checkpoint(folder) if self.arguments.resume is not None else None
         with self.display.stage(f"IPA ({variant})", args.max_steps) as update, stop.armed(), writing(folder):
-            trainer.add_callback(TrainingProgress(update, _note))
+            trainer.add_callback(TrainingProgress(update, success_note))
             trainer.train(resume_from_checkpoint=str(newest) if newest else None)
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.sampler.sync(self.model, version=trainer.state.global_step)
@@ -331,7 +331,7 @@ class Run:
         summary = {**result.summary(), "chunks": chunks or self.arguments.chunks}
         self.success[stage] = summary
         self.display.line(f"success {stage}: {percent(summary)}")
-        self._save_state()
+        self.save_state()
 
     # Results
 
@@ -340,7 +340,7 @@ class Run:
         row = dict(zip(COLUMNS, (variant, self.args.seed, "all", step, metric, value), strict=True))
         self.rows = [r for r in self.rows if [r[c] for c in COLUMNS[:5]] != [row[c] for c in COLUMNS[:5]]] + [row]
 
-    def _save_state(self) -> None:
+    def save_state(self) -> None:
         episodes = self._episodes()
         if self.ranks.is_main_process:
             minutes = self.minutes + (time.monotonic() - self.begun) / 60
@@ -383,69 +383,3 @@ class Run:
         if any(row["metric"] == "test_success" for row in self.rows):
             learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
             self.display.line(f"figure: {self.folder / CURVE_PNG}")
-
-
-def processes_line(processes: int, environment: Mapping[str, str]) -> str | None:
-    """What to say of the number of processes, if anything.
-
-    On a CPU without MPI `accelerate launch --num_processes N` starts one process, and says nothing of it.
-
-    >>> processes_line(2, {})
-    'processes: 2'
-    """
-    if processes > 1:
-        return f"processes: {processes}"
-    if "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
-        return (
-            "processes: 1, though more were asked for: on a CPU without MPI `accelerate launch` starts only one. "
-            "Use: torchrun --nproc_per_node N RECIPE"
-        )
-    return None
-
-
-class _Curve(TrainerCallback):
-    """Collects the curve's rows from the logs, and test success every few steps."""
-
-    def __init__(self, run: Run, trainer: IPATrainer, variant: str) -> None:
-        self.run, self.trainer, self.variant = run, trainer, variant
-        a = run.arguments
-        self.tasks = make_tasks(a.families, a.chunks, a.curve_tasks, "validation", run.args.seed)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        self._rows(state.global_step, logs or {})
-
-    def _rows(self, step: int, logs: dict[str, float]) -> None:
-        shown = {"success": "train_success", "start/mean": "start_position", "grad_norm": "grad_norm"}
-        for name, metric in shown.items():
-            if logs.get(name) is not None:
-                self.run.point(self.variant, step, metric, float(logs[name]))
-
-    def on_step_end(self, args, state, control, **kwargs):
-        every = self.run.arguments.eval_every
-        if every and (state.global_step % every == 0 or state.global_step == state.max_steps):
-            self._test(state.global_step)
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        for entry in state.log_history:  # of a resumed run: its rows, up to the checkpoint
-            self._rows(entry["step"], entry)
-        if self.run.arguments.eval_every and state.global_step == 0:
-            self._test(0)
-
-    def _test(self, step: int) -> None:
-        run = self.run
-        run.sampler.sync(self.trainer.accelerator.unwrap_model(self.trainer.model), version=step)
-        result = evaluate(run.rollout, self.tasks, rank=run.ranks.process_index, ranks=run.ranks.num_processes)
-        if result.n:
-            run.point(self.variant, step, "test_success", result.rate)
-            run.point(self.variant, step, "test_n", result.n)
-        run._save_state()
-
-
-def _loss_note(logs: dict[str, float]) -> str:
-    return f"loss {logs['loss']:.3f}" if "loss" in logs else ""
-
-
-def _note(logs: dict[str, float]) -> str:
-    if logs.get("success") is None:
-        return ""
-    return f"train success {logs['success']:.0%} from p {logs['start/mean']:.1f}"

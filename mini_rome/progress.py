@@ -114,3 +114,15 @@ class StopAfterStep(TrainerCallback):
 def quiet(trainer: Trainer) -> None:
     """Take away the callback that prints each log as a dict: the display shows what matters."""
     trainer.remove_callback(PrinterCallback)
+
+
+def loss_note(logs: dict[str, float]) -> str:
+    """Of SFT, beside the bar."""
+    return f"loss {logs['loss']:.3f}" if "loss" in logs else ""
+
+
+def success_note(logs: dict[str, float]) -> str:
+    """Of IPA, beside the bar."""
+    if logs.get("success") is None:
+        return ""
+    return f"train success {logs['success']:.0%} from p {logs['start/mean']:.1f}"

@@ -36,7 +36,7 @@ def test_nothing_stands_at_the_top_but_what_belongs_there() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_explains_itself(recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_a_recipe_explains_itself(recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     path = ROOT / "recipes" / recipe
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])  # in this process: torch is imported once for all
     with pytest.raises(SystemExit) as ended:
