@@ -73,7 +73,7 @@ test-core: venv ## Run the tests of the paper's core: chunking, masks, credit, l
 
 test-proxy: venv ## Run the tests of the agent runtime and the model proxy, with the openai client and mini-swe-agent
 	@echo "== tests of agent runtime and proxy"
-	$(PYTEST) tests/test_context.py tests/test_proxy.py tests/test_proxy_episode.py tests/test_native.py $(ARGS)
+	$(PYTEST) tests/test_context.py tests/test_proxy.py tests/test_proxy_episode.py tests/test_native*.py $(ARGS)
 
 test-sandbox: venv ## Run the sandbox tests, Docker required
 	@echo "== sandbox tests, Docker required"

@@ -76,8 +76,9 @@ class Proxy:
             Route("/v1/models", self._models, methods=["GET"]),
         ])  # fmt: skip
         config = uvicorn.Config(
-            self.app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False, server_header=False,
-            date_header=False, ws="none", http="auto" if max_connections is None else _guarded(max_connections),
+            self.app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
+            server_header=False, date_header=False, ws="none",
+            http="auto" if max_connections is None else _guarded(max_connections),
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="proxy", daemon=True)
