@@ -6,6 +6,11 @@ episode alone, whose folder is the only thing of the host in the box, bound read
 the host token for token; what the commands did is known from the messages that come back. Events of command text are
 logged before the agent is answered, those of processes and network at the episode's end. The episode's deadline kills
 agent and forwarder. Not covered: tools that run on the host, engines on another machine. Not in the paper.
+
+What a hostile command in there gains: the agent's token, since it is the same user, and with it calls that count as
+the episode's turns and are recorded as its chains; an HTTP parser of this process, in pure Python, by at most
+MAX_CONNECTIONS at once and MAX_BODY a request; and this process's time until the deadline, since refusals cost some.
+Without the token it gets 401. Not another episode's proxy (each knows one token), not the network, not a file.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ SAID_BYTES = 4096  # of the agent's own output, the end
 _PACKAGE = Path(__file__).parent
 
 
-def _client_files() -> dict[str, str]:
+def _client_files() -> dict[str, str | bytes]:
     """Our agent as a package of its own: itself, and the module that shapes outputs."""
     modules = {path: (_PACKAGE / path).read_text() for path in ("native_client.py", "sandbox/output.py")}
     modules |= {"__init__.py": "", "sandbox/__init__.py": ""}
@@ -59,7 +64,7 @@ class BoxedAgent:
     the model's name, the messages so far and the tools. It ends by itself, or at its first 410.
     """
 
-    files: Mapping[str, str] = field(default_factory=_client_files)
+    files: Mapping[str, str | bytes] = field(default_factory=_client_files)
     command: str = f"PYTHONPATH={FOLDER} exec python3 -B -m mini_rome.native_client {FOLDER}"
 
     def __call__(self, access: Access) -> None:
@@ -73,16 +78,17 @@ class BoxedAgent:
             access.verdict = Verdict(None, result.status)
             return
         verdict = access.env.give_up()
-        if not episode.ended and verdict.reward is not None:
-            verdict = replace(verdict, reason=f"{_ending(result)}; {verdict.reason}")
+        why = _ending(result, episode.ended)
+        if why and verdict.reward is not None:
+            verdict = replace(verdict, reason=f"{why}; {verdict.reason}")
         access.verdict = verdict
 
     def _run(self, box: Sandbox, access: Access) -> StepResult:
         """One step of the box, as long as the episode may take: the forwarder, then the agent."""
         task = {"model": MODEL, "messages": access.messages, "tools": tools_of(access.env.task)}
         forward = (_PACKAGE / "sandbox" / "forward.py").read_text()
-        for name, text in {**self.files, "forward.py": forward, "task.json": json.dumps(task)}.items():
-            box.write(f"{FOLDER}/{name}", text)
+        for name, data in {**self.files, "forward.py": forward, "task.json": json.dumps(task)}.items():
+            box.write(f"{FOLDER}/{name}", data)
         before = box.env
         box.env = {
             **before, "OPENAI_BASE_URL": f"http://127.0.0.1:{PORT}/v1", "OPENAI_API_KEY": access.token,
@@ -103,13 +109,13 @@ def _watched(box: Sandbox, command: str) -> tuple[SafetyEvent, ...]:
     return () if box.observer is None else box.observer(command, StepResult("", 0), Telemetry())
 
 
-def _ending(result: StepResult) -> str:
-    """Why an agent stopped that neither submitted nor used up its turns."""
+def _ending(result: StepResult, ended: bool) -> str:
+    """How an agent stopped, where not by submitting or its last turn and in good order."""
     if result.status != "ok":
         return f"agent ended: {result.status}"
     if result.exit_code:
         return f"agent exited with {result.exit_code} ({result.output.strip()[-200:]})"
-    return "never submitted"
+    return "" if ended else "never submitted"
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +232,50 @@ def test_what_cannot_run_inside_is_refused_with_a_way_on(monkeypatch: pytest.Mon
 
 
 # -- agents of other kinds -------------------------------------------------------------------------------------------
+
+OPENAI = """
+import json, os, subprocess
+import openai
+task = json.load(open(os.path.expanduser("~/.native/task.json")))
+client, messages, said = openai.OpenAI(max_retries=0), task["messages"], []
+while "submit" not in said:
+    answer = client.chat.completions.create(model=task["model"], messages=messages, tools=task["tools"])
+    message = answer.choices[0].message
+    said, output = [call.function.name for call in message.tool_calls], ""
+    if said[0] == "bash":
+        command = json.loads(message.tool_calls[0].function.arguments)["command"]
+        output = subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout
+    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": output}]
+"""
+
+
+def packages(name: str) -> bytes:
+    """An installed package with all it needs, as a tar: what an image with it would hold."""
+    names, buffer = [name], io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+        for each in names:
+            try:
+                found = metadata.distribution(each)
+            except metadata.PackageNotFoundError:  # for another platform
+                continue
+            for file in found.files or []:
+                if ".." not in file.parts and file.suffix not in (".pyc", ".pyi"):
+                    tar.add(str(found.locate_file(file)), str(file))
+            needed = [re.split(r"[^\w.-]", line)[0] for line in found.requires or [] if "extra ==" not in line]
+            names += [more for more in needed if more not in names]
+    return buffer.getvalue()
+
+
+def test_the_openai_client_runs_in_the_box_and_gives_what_the_built_in_loop_gives() -> None:
+    unpack = "mkdir /tmp/site && tar -xzf ~/.native/site.tar.gz -C /tmp/site"
+    agent = BoxedAgent(
+        {"agent.py": OPENAI, "site.tar.gz": packages("openai")},
+        f"{unpack} && PYTHONPATH=/tmp/site exec python3 -B ~/.native/agent.py",
+    )
+    ours, [theirs] = builtin(SOLVED, Start(TASK)), boxed(SOLVED, agent=agent)
+    assert (theirs.reason, theirs.reward) == (ours.reason, 1.0)
+    assert parity(ours, theirs).exact
+
 
 TOKENS = """
 import os, sys
