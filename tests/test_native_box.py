@@ -1,15 +1,11 @@
-"""Native episodes inside the box: profile `native`, its one bind, what an agent in there gets, and what is left."""
+"""Native episodes inside the box: profile `native`, its one bind, what an agent in there gets and does not get."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import re
-import subprocess
-import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +19,7 @@ import tiny
 from small import chat
 from test_context import TASK, reply
 from test_native import Broken
-from test_reaper import ROOT, dead_pid, left, owner_labels, until
+from test_reaper import left
 
 from mini_rome.chunking import pack
 from mini_rome.errors import ConfigError, LimitNotEnforced
@@ -38,7 +34,7 @@ from mini_rome.rollout import Rollout
 from mini_rome.sampler.base import Sampler, SamplingParams
 from mini_rome.sampler.scripted import ScriptedSampler
 from mini_rome.sampler.transformers import TransformersSampler
-from mini_rome.sandbox import Limits, Pool, Sandbox, hardening, reaper, run_id, runtime
+from mini_rome.sandbox import Limits, Pool, Sandbox, hardening, run_id, runtime
 from mini_rome.sandbox import container as backend
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.engine import engine
@@ -314,58 +310,3 @@ def test_events_of_command_text_and_of_the_network_are_logged_for_the_episode(tm
     assert [event.source for event in found.turns[-1].events] == ["network"]
     assert log.path.read_text().count('"kind": "egress"') >= 2
     assert boxed(SOLVED)[0].turns[-1].events == ()  # nothing of the agent or the forwarder looks like an attempt
-
-
-# -- nothing is left -------------------------------------------------------------------------------------------------
-
-OWNER = """
-import socket, sys, time
-sys.path.insert(0, {root!r})
-from mini_rome.sandbox import reaper, run_id, runtime
-from mini_rome.sandbox.docker import DockerSandbox
-from mini_rome.sandbox.hardening import native
-reaper.ensure_reaper(run_id())
-with runtime.box_folder(run_id(), reaper.labels(run_id(), "t", 60)) as folder:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder / "model.sock"))
-    box = DockerSandbox.start(profile=native(folder))
-    print(run_id(), flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_killed_trainer_leaves_no_container_no_folder_and_no_socket() -> None:
-    code = OWNER.format(root=str(ROOT))
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    run = process.stdout.readline().strip()
-    top, client = runtime.run_folder(run), engine().client
-    assert left(client, run) == 1 and list(top.glob(f"*/{SOCKET}"))
-    process.kill()
-    process.wait()
-    assert until(lambda: left(client, run) == 0 and not top.exists(), 10)
-
-
-def test_gc_removes_the_folders_of_dead_owners_and_no_others() -> None:
-    dead, alive = (runtime.run_folder(f"gc{number}-{run_id()}") for number in (0, 1))
-    for top, labels in ((dead, owner_labels("gc", dead_pid())), (alive, reaper.labels("gc", "t", 60))):
-        top.mkdir(0o700)
-        (top / "owner.json").write_text(json.dumps(labels))
-    try:
-        assert f"folder {dead}" in reaper.gc(dry_run=True) and dead.exists()
-        assert f"folder {dead}" in reaper.gc()
-        assert alive.exists() and not dead.exists()
-    finally:
-        assert runtime.remove(alive)
-
-
-def test_a_folder_of_others_is_neither_used_nor_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    top = runtime.run_folder("r")
-    top.mkdir(0o755)  # open to others: not one that we made
-    with pytest.raises(ConfigError, match="belongs to somebody else"), runtime.box_folder("r", {}):
-        pass
-    assert not runtime.remove(top) and top.exists()
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "x" * 90)
-    with pytest.raises(ConfigError, match="TMPDIR"), runtime.box_folder("r", {}):
-        pass
