@@ -60,10 +60,12 @@ class _Chunks:
         """chunk_ids (B, T); scorable (B,) bool: the other rows are outside everywhere."""
         self.slot = chunk_ids + 1  # (B, T)
         if scorable is not None:
-            self.slot *= scorable[:, None].long()
-        self.inside = self.slot > 0
+            self.slot[(~scorable).nonzero()[:, 0]] = 0
+        self.inside = self.slot.bool()
         self.zeros = torch.zeros(len(chunk_ids), int(self.slot.max()) + 1, dtype=dtype, device=chunk_ids.device)
-        self.size = self.zeros.scatter_add(1, self.slot, self.zeros.new_ones(()).expand_as(self.slot))  # |c|
+        one = torch.ones((), dtype=torch.int32, device=chunk_ids.device)  # integers are counted faster than floats
+        count = torch.zeros_like(self.zeros, dtype=torch.int32).scatter_add_(1, self.slot, one.expand_as(self.slot))
+        self.size = count.to(dtype)  # |c|
         self.size[:, 0] = 0
         self.present = self.size > 0
 
@@ -75,12 +77,11 @@ class _Chunks:
         """(B, T), 0 outside -> (B, K + 1)."""
         return self.zeros.scatter_add(1, self.slot, values) / self.size.clamp(min=1)
 
-    def means(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """`mean` of two at once: one pass over the real and imaginary parts."""
+    def means(self, first: Tensor, second: Tensor) -> Tensor:
+        """`mean` of two at once, (B, K + 1, 2): one pass over the real and imaginary parts."""
         both = torch.complex(first, second)
-        total = both.new_zeros(self.zeros.shape).scatter_add(1, self.slot, both)
-        count = self.size.clamp(min=1)
-        return total.real / count, total.imag / count
+        total = both.new_zeros(self.zeros.shape).scatter_add_(1, self.slot, both)
+        return torch.view_as_real(total) / self.size.clamp(min=1)[..., None]
 
     def unit_mean(self, values: Tensor, chunk_mean: Tensor, level: Level) -> Tensor:
         """Mean of values over the level's unit: (B, T) at level "token", else (B, K + 1)."""
@@ -172,13 +173,12 @@ def ipa_loss(
         raise ValueError(f"mismatch_threshold={mismatch_threshold}: a bound on a ratio must be above 0")
     dtype = torch.promote_types(logps.dtype, torch.float32)
     chunks = _Chunks(chunk_ids, torch.isfinite(rewards), dtype)
-    theta = chunks.only(logps)
     with torch.no_grad():
         positive = (rewards > 0)[:, None]  # (B, 1)
-        old = chunks.only(old_logps)
-        log_ratio = theta - old
-        mismatch = old.sub_(chunks.only(sampler_logps))
-        chunk_ratio, chunk_mismatch = chunks.means(log_ratio, mismatch)
+        log_ratio = chunks.only(logps.to(dtype) - old_logps)  # to(): half precision is subtracted in float32
+        mismatch = chunks.only(old_logps.to(dtype) - sampler_logps)
+        means = chunks.means(mismatch, log_ratio)
+        chunk_mismatch, chunk_ratio = means.unbind(-1)
         ratio = chunks.unit_mean(log_ratio, chunk_ratio, ratio_level)
         limit = math.inf if mask_level == "none" else math.log(mismatch_threshold)
         keep = chunks.unit_mean(mismatch, chunk_mismatch, mask_level) <= limit
@@ -189,12 +189,12 @@ def ipa_loss(
             weight = chunks.per_token(scale, ratio_level) * chunks.per_token(keep, mask_level)
         else:
             weight = chunks.per_token(scale * keep, ratio_level)  # one gather for both
-        weight = chunks.only(weight * chunk_returns)  # (B, T)
+        weight = chunks.only(weight.mul_(chunk_returns))  # (B, T)
         metrics = _metrics(
-            chunks, log_ratio, mismatch, chunk_ratio, chunk_mismatch, weight, positive,
+            chunks, log_ratio, mismatch, means, weight, positive,
             masked=chunks.per_chunk(~keep, mask_level), clipped=chunks.per_chunk(ratio > 0, ratio_level),
         )  # fmt: skip
-    return LossOutput(-chunks.reduce(weight * theta, aggregation, num_items), metrics)
+    return LossOutput(-chunks.reduce(weight * chunks.only(logps), aggregation, num_items), metrics)
 
 
 def imitation_loss(
@@ -222,30 +222,39 @@ def _metrics(
     chunks: _Chunks,
     log_ratio: Tensor,  # (B, T), as are mismatch and weight
     mismatch: Tensor,
-    chunk_ratio: Tensor,  # (B, K + 1), as are chunk_mismatch, masked and clipped
-    chunk_mismatch: Tensor,
+    means: Tensor,  # (B, K + 1, 2), of mismatch and log_ratio over chunks
     weight: Tensor,
     positive: Tensor,  # (B, 1)
-    masked: Tensor,
+    masked: Tensor,  # (B, K + 1), as is clipped
     clipped: Tensor,
 ) -> dict[str, Tensor]:
     tokens, count, negatives = (x.sum() for x in (chunks.size, chunks.present, chunks.present & ~positive))
-    row_mass = torch.linalg.vector_norm(weight, 1, dim=1, keepdim=True)  # (B, 1)
+    row_mass = weight.abs().sum(dim=1, keepdim=True)  # (B, 1)
     mass, positive_mass = row_mass.sum(), (row_mass * positive).sum()
     gap, step = mismatch.abs_(), log_ratio.abs_()  # in place: nothing reads their signs any more
     pairs = [
         (masked.sum(), count),
         ((clipped * ~positive).sum(), negatives),
         *((positive_mass, mass), (mass - positive_mass, mass)),
-        *((gap.sum(), tokens), (gap.max(), tokens), (step.sum(), tokens), (step.max(), tokens)),
-        *((tail, count) for means in (chunk_mismatch, chunk_ratio) for tail in _tails(means[chunks.present].exp())),
+        *((gap.sum(), tokens), (gap.amax(), tokens), (step.sum(), tokens), (step.amax(), tokens)),
+        *((tail, count) for tail in _tails(means[chunks.present].exp()).flatten()),
     ]
-    return {name: torch.stack([v, n]).to(gap.dtype) for name, (v, n) in zip(METRICS, pairs, strict=True)}
+    values = torch.stack([part for pair in pairs for part in pair]).view(-1, 2)
+    return dict(zip(METRICS, values, strict=True))
 
 
-def _tails(ratios: Tensor) -> Tensor:  # (n,) -> (2,): 1st and 99th percentile, 0 of nothing
-    points = ratios.new_tensor([0.01, 0.99])
-    return ratios.quantile(points) if len(ratios) else torch.zeros_like(points)
+def _tails(ratios: Tensor) -> Tensor:
+    """(n, 2) -> (2, 2): 1st and 99th percentile of each column, interpolated as by quantile(); 0 of nothing."""
+    if not len(ratios):
+        return ratios.new_zeros(2, 2)
+    position = 0.01 * (len(ratios) - 1)
+    index = int(position)
+
+    def tail(largest: bool) -> Tensor:  # (2,); topk and not quantile, which would sort all
+        ends = ratios.topk(min(index + 2, len(ratios)), dim=0, largest=largest).values[index:]
+        return ends[0].lerp(ends[-1], position - index)
+
+    return torch.stack([tail(largest=False), tail(largest=True)], dim=1)
 
 
 def merge_metrics(stacked: Tensor) -> dict[str, float]:

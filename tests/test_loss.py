@@ -45,8 +45,8 @@ def run(batch: oracle.Batch, gamma: float = 0.95, **switches) -> tuple[LossOutpu
 def one_row(
     ids: list[int],
     reward: float = -1.0,
-    log_ratio: list[float] | float = 0.0,
-    mismatch: list[float] | float = 0.0,
+    log_ratio: list[float] | np.ndarray | float = 0.0,
+    mismatch: list[float] | np.ndarray | float = 0.0,
 ) -> oracle.Batch:
     old = np.full((1, len(ids)), -2.0)
     return oracle.Batch(
@@ -421,6 +421,18 @@ def test_metrics_by_hand() -> None:
     for name, means in (("mismatch", [0.0, 0.1, -0.1]), ("ratio", [0.4, -1.0, 0.2])):
         low, high = np.quantile(np.exp(means), [0.01, 0.99])
         assert got[f"{name}_p01"] == pytest.approx([low, 3]) and got[f"{name}_p99"] == pytest.approx([high, 3])
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 101, 250])
+def test_the_tails_are_percentiles_over_chunks(chunks: int) -> None:
+    """On a percentile's own chunk (101) and between two."""
+    rng = np.random.default_rng(chunks)
+    step, gap = rng.normal(0, 0.3, (2, chunks))
+    metrics = run(one_row(list(range(chunks)), log_ratio=step, mismatch=gap))[0].metrics
+    for name, logs in (("mismatch", gap), ("ratio", step)):
+        for tail, q in (("p01", 1), ("p99", 99)):
+            expected = np.percentile(np.exp(logs), q)
+            assert metrics[f"{name}_{tail}"].tolist() == pytest.approx([expected, chunks], rel=1e-12)
 
 
 def test_a_reward_of_zero_counts_among_the_negatives() -> None:
