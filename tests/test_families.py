@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -133,17 +132,6 @@ def test_a_horizon_out_of_range_names_value_family_and_range(family: Family, chu
 def test_an_unknown_family_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'nope' is unknown; choose from notes, tickets"):
         get_family("nope")
-
-
-def test_make_takes_under_a_millisecond_of_processor_time_at_the_longest_horizon(family: Family) -> None:
-    def mean(split: str) -> float:
-        begun = time.process_time()
-        for seed in range(100):
-            family.make(seed, 16, split)
-        return (time.process_time() - begun) / 100
-
-    for split in SPLITS:
-        assert min(mean(split) for _ in range(3)) < 1e-3
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 8, 16])
@@ -313,15 +301,6 @@ def test_no_two_families_share_their_commands_and_every_domain_has_one() -> None
         assert programs not in used, (name, used[programs])
         used[programs] = name
     assert len({family.domain for family in SHELL.values()}) == len(SHELL) == 8
-
-
-def test_a_check_takes_under_two_milliseconds(family: Family) -> None:
-    task = family.make(0, 16)
-    files = {path: text.encode() for path, text in task.files.items()}
-    begun = time.process_time()
-    for _ in range(20):
-        task.check(files)
-    assert (time.process_time() - begun) / 20 < 2e-3
 
 
 @pytest.mark.docker
