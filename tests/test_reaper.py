@@ -90,6 +90,7 @@ def test_a_zombie_owner_is_dead() -> None:
     child.wait()
 
 
+@pytest.mark.docker  # where no engine answers, a reaper waits for one before it gives up
 def test_one_reaper_serves_a_run_and_ends_when_its_pipe_is_closed() -> None:
     pid = reaper.ensure_reaper("no-such-run-1")
     assert reaper.ensure_reaper("no-such-run-1") == pid
@@ -99,6 +100,7 @@ def test_one_reaper_serves_a_run_and_ends_when_its_pipe_is_closed() -> None:
     assert child.wait(30) == 0
 
 
+@pytest.mark.docker  # where no engine answers, a reaper waits for one before it gives up
 def test_a_forked_child_lets_go_of_the_parents_reaper() -> None:
     reaper.ensure_reaper("no-such-run-2")
     child = reaper._children[(os.getpid(), "no-such-run-2")]

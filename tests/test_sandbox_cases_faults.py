@@ -64,7 +64,7 @@ def test_case_C01_no_permission_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.skip("no engine's socket here")
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "DOCKER_HOST": "unix:///var/run/docker.sock"},
     )
     assert "SandboxUnavailable" in said.stdout and "permission denied" in said.stdout, said.stderr
 
