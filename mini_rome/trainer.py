@@ -90,6 +90,7 @@ class IPATrainer(CollectingTrainer):
                 peft_config=peft_config,
                 rollout_func=lambda prompts, trainer: trainer.collect(prompts),
             )
+
     # Scoring
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> Tensor:

@@ -53,7 +53,6 @@ AGENT = Profile()
 ROOT_TASK = Profile("root_task", 0, ROOT_CAPABILITIES, read_only=False)
 
 
-
 def native(folder: Path) -> Profile:
     """The profile of one native episode: AGENT, and the folder that holds only the socket of its model proxy,
     bound read-only. Only `native_box.py` makes boxes of this profile; no task and no option can ask for it."""
