@@ -165,11 +165,18 @@ class Run:
         return {name: "inf" if value == float("inf") else value for name, value in options.items()}
 
     def _check_same_options(self, recorded: dict[str, Any]) -> None:
-        """A run that went on with other options would be neither of the two."""
+        """A run that went on with other options would be neither of the two.
+
+        One that is older than an option was started with its default, which leaves things as they were.
+        """
+        defaults = {
+            entry.name: entry.default for kind in (RunArguments, IPAConfig) for entry in dataclasses.fields(kind)
+        }
         for name, value in self._options().items():
-            if name not in ("resume", "boxes", "output_dir") and recorded[name] != value:
+            was = recorded.get(name, defaults[name])
+            if name not in ("resume", "boxes", "output_dir") and was != value:
                 raise ConfigError(
-                    f"--{name} {value}: the run in {self.arguments.resume} was started with {recorded[name]}. "
+                    f"--{name} {value}: the run in {self.arguments.resume} was started with {was}. "
                     f"Go on with the options in its run.json, or start a new run."
                 )
 
