@@ -167,3 +167,33 @@ def test_shaped_output_fits_and_counts(unit: str, size: int) -> None:
         assert 0 < missing <= len(data)
     else:
         assert text.count("�") == (size if unit == "\udcff" else 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "refusal"),
+    [
+        ("mv s/x s", "mv: 's/x' and 's/x' are the same file"),
+        ("cp s/x s/", "cp: 's/x' and 's/x' are the same file"),
+        ("mv x .", "mv: 'x' and './x' are the same file"),
+        ("cp ./x x", "cp: './x' and 'x' are the same file"),
+        ("mv x s/../x", "mv: 'x' and 's/../x' are the same file"),
+        ("mv s .", "mv: 's' and './s' are the same file"),
+        ("mv s s", "mv: cannot move 's' to a subdirectory of itself, 's/s'"),
+        ("mv s s/new", "mv: cannot move 's' to a subdirectory of itself, 's/new'"),
+        ("mv s q/r", "mv: cannot move 's' to 'q/r': No such file or directory"),
+        ("cp x q/r", "cp: cannot create regular file 'q/r': No such file or directory"),
+    ],
+)
+def test_what_mv_and_cp_refuse_leaves_everything_in_place(box: Sandbox, command: str, refusal: str) -> None:
+    before = initial_snapshot({"x": "1\n", "s/x": "2\n"})
+    box.restore(before)
+    result = box.exec(command)
+    assert (result.exit_code, result.output) == (1, f"{refusal}\n")
+    assert box.snapshot().tree_hash == before.tree_hash
+
+
+def test_mv_of_a_folder_takes_a_new_name_with_or_without_its_slash(box: Sandbox) -> None:
+    for command in ("mv s new", "mv s/ new/", "mkdir q && mv s q && mv q/s q/t && mv q/t new"):
+        box.restore(initial_snapshot({"s/x": "2\n"}))
+        result = box.exec(f"{command}; cat new/x")
+        assert (result.exit_code, result.output) == (0, "2\n"), command

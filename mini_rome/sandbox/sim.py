@@ -38,13 +38,24 @@ _UNKNOWN = re.compile(rb"^[\w-]+: (unsupported|unimplemented|unrecognized) ", re
 
 
 def _refuse(tool: str, where: str) -> str:
-    """A function before cp or mv of two files: same file, and a folder that is not there, are errors as in GNU."""
+    """A function before cp or mv of two names: what GNU refuses where shellsim does something or nothing.
+
+    The same file however it is spelt (shellsim has no hard links, so a path is a file), a folder into itself, and a
+    target whose folder is not there. __mr is the target's name, inside $2 where that is a folder; __mr_in its folder.
+    """
+    moves = f'[ {tool} = mv -o -f "$1" ]'  # cp of a folder has its own refusal
     return (
-        tool + '() { __mr=${2%/*}; [ "$__mr" = "$2" ] && __mr=.\n'
-        'if [ $# = 2 ] && [ -f "$1" ] && [ ! -d "$2" ]; then\n'
-        f"if [ \"$1\" = \"$2\" ]; then echo \"{tool}: '$1' and '$2' are the same file\" >&2; return 1; fi\n"
-        f'if [ ! -d "$__mr" ]; then echo "{tool}: {where}: No such file or directory" >&2; return 1; fi\n'
-        f'fi; command {tool} "$@"; }}'
+        tool + '() { if [ $# = 2 ] && [ -e "$1" ]; then\n'
+        '__mr=$2; [ -d "$1" ] && __mr=${2%/}; __mr_in=${__mr%/*}; [ "$__mr_in" = "$__mr" ] && __mr_in=.\n'
+        'if [ -d "$2" ]; then __mr_in=$2; __mr=${1%/}; __mr=${2%/}/${__mr##*/}; fi\n'
+        f'if [ ! -d "$__mr_in" ] && {moves}; then\n'
+        f'echo "{tool}: {where}: No such file or directory" >&2; return 1; fi\n'
+        '__mr_from=$(readlink -f "$1")\n'
+        f'if [ "$__mr_from" = "$(readlink -f "$__mr")" ] && {moves}; then\n'
+        f"echo \"{tool}: '$1' and '$__mr' are the same file\" >&2; return 1; fi\n"
+        f'case {tool}:$(readlink -f "$__mr_in")/ in mv:"$__mr_from"/*)\n'
+        "echo \"mv: cannot move '$1' to a subdirectory of itself, '$__mr'\" >&2; return 1;; esac; fi\n"
+        f'command {tool} "$@"; }}'
     )
 
 
