@@ -46,13 +46,17 @@ class RunArguments:
     curve_tasks: int = field(default=64, metadata={"help": "Held-out tasks of each evaluation for the curve."})
     naive: bool = field(default=False, metadata={"help": "Also train the naive arm: every start initial."})
     resume: str | None = field(default=None, metadata={"help": "Run folder to go on with after it was stopped."})
+    keep_episodes: int = field(
+        default=8,
+        metadata={"help": "Training episodes of a step kept for `mini-rome view`, and all of evaluations; 0: none."},
+    )
     boxes: int = field(default=64, metadata={"help": "Sandboxes open at once, at most."})
 
     def __post_init__(self) -> None:
         for name in ("train_tasks", "sft_tasks", "sft_steps", "sft_batch_size", "eval_tasks", "curve_tasks", "boxes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
-        for name in ("extra_turns", "eval_every"):
+        for name in ("extra_turns", "eval_every", "keep_episodes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be 0 or more")
         for name in ("families", "chunks", "sft_chunks"):

@@ -19,6 +19,7 @@ from mini_rome.ahead import Ahead, Batch, Plan, ahead_metrics, check_versions, d
 from mini_rome.chunking import OUTSIDE, PackedSample, pack
 from mini_rome.config import IPAConfig
 from mini_rome.curriculum import Curriculum
+from mini_rome.episodes import Recorder
 from mini_rome.errors import ConfigError
 from mini_rome.groups import without_variance
 from mini_rome.layout import Rows, score
@@ -51,6 +52,7 @@ class CollectingTrainer(GRPOTrainer):
         """Before the base class is set up, which asks for none of this."""
         self.rollout, self.curriculum, self.progress = rollout, curriculum, progress
         self.ahead = Ahead(self._draw, rollout.stop)
+        self.recorder: Recorder | None = None  # keeps some episodes for a look
         self._samples: list[PackedSample] = []  # of the batch being scored, in the order of its rows
         self._old_logps: list[list[float]] | None = None  # of the same, where the weights that sampled are gone
         self._rewards = torch.empty(0)  # (B,), NaN where it is unscorable
@@ -163,6 +165,9 @@ class CollectingTrainer(GRPOTrainer):
         self.curriculum.take(gather_object([outcome.result for outcome, counts in on_path if counts]), shorter)
         found = batch_metrics(outcomes, gather_object([batch.drops]), args.gamma, args.failure_reward)
         found["imitation/forks"] = float(len(self.curriculum.forks))
+        if self.recorder is not None:
+            imitated = [self.curriculum.imitated_after(t) for t in batch.trajectories]
+            self.recorder.begin(self.state.global_step, batch.trajectories, imitated)
         if args.async_ratio:
             found |= ahead_metrics(gather_object(ages), sum(gather_object([dropped])))
             found["infra/unscored"] -= found["rollouts/stale_dropped"]

@@ -98,6 +98,12 @@ class Curriculum:
         turns = trajectory.turns[: p + 1]
         return pack(replace(trajectory, turns=turns, start=len(turns)), prefix="completion")
 
+    def imitated_after(self, trajectory: Trajectory) -> str | None:
+        """The expert's response c*_f at this rollout's fork, where c*_1..c*_f are imitated on this batch."""
+        if (trajectory.task.name, trajectory.start) not in self.forks or not self.on_path(trajectory):
+            return None
+        return self.experts[trajectory.task.name].trajectory.turns[trajectory.start].text
+
     def advance(self, step: int) -> int:
         """After the optimiser step: move start positions, refresh experts. Returns how many were replaced."""
         self.resampler.update(self.results)

@@ -45,7 +45,10 @@ class Curve(TrainerCallback):
     def _test(self, step: int) -> None:
         run = self.run
         run.sampler.sync(self.trainer.accelerator.unwrap_model(self.trainer.model), version=step)
-        result = evaluate(run.rollout, self.tasks, rank=run.ranks.process_index, ranks=run.ranks.num_processes)
+        keep = run.kept.evaluation(run.chat, self.variant, step)
+        result = evaluate(
+            run.rollout, self.tasks, rank=run.ranks.process_index, ranks=run.ranks.num_processes, keep=keep
+        )
         if result.n:
             run.point(self.variant, step, "test_success", result.rate)
             run.point(self.variant, step, "test_n", result.n)

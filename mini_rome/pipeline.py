@@ -27,6 +27,7 @@ from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.curve import Curve
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks, record_experts
+from mini_rome.episodes import EpisodeLog, Recorder
 from mini_rome.errors import ConfigError
 from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.evaluation.figures import COLUMNS, learning_curve
@@ -115,6 +116,7 @@ class Run:
                 self._open_folder()
             undo.pop_all()
         self.pool.event_log = EventLog(self.folder / SAFETY_LOG, self.folder.name)
+        self.kept = EpisodeLog(self.folder, self.arguments.keep_episodes, self.ranks.process_index)
         self.display.line(f"run: {self.folder}")
         if self.arguments.agent == "native":
             where = "in its box, which has the model proxy's socket" if self.profile == "native" else "beside the box"
@@ -315,6 +317,9 @@ class Run:
         )
         quiet(trainer)
         trainer.add_callback(Curve(self, trainer, variant))
+        if self.arguments.keep_episodes:
+            trainer.recorder = Recorder(self.kept, self.chat, variant, args)
+            trainer.add_callback(trainer.recorder)
         newest = last_checkpoint(folder) if self.arguments.resume is not None else None
         with self.display.stage(f"IPA ({variant})", args.max_steps) as update, stop.armed(), writing(folder):
             trainer.add_callback(TrainingProgress(update, success_note))
@@ -333,8 +338,9 @@ class Run:
             return
         with self.display.stage(f"evaluation ({stage})", len(tasks)) as update:
             result = evaluate(
-                self.rollout, tasks, rank=self.ranks.process_index, ranks=self.ranks.num_processes, progress=update
-            )
+                self.rollout, tasks, rank=self.ranks.process_index, ranks=self.ranks.num_processes, progress=update,
+                keep=self.kept.evaluation(self.chat, stage),
+            )  # fmt: skip
         summary = {**result.summary(), "chunks": chunks or self.arguments.chunks}
         self.success[stage] = summary
         self.display.line(f"success {stage}: {percent(summary)}")

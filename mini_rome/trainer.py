@@ -99,6 +99,7 @@ class IPATrainer(CollectingTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Rows:
         output = super()._generate_and_score_completions(inputs)
         output["chunk_ids"] = self._column([s.chunk_ids for s in self._samples], OUTSIDE)  # (B, T)
+        output["row"] = torch.arange(len(self._samples), device=self._rewards.device)  # (B,), as collected
         if output["chunk_ids"].shape != output["completion_ids"].shape:
             raise ValueError("a rollout's chunk ids and completion ids differ in length")
         # NaN (unscorable) stays NaN: only a real failure becomes the failure reward.
@@ -159,6 +160,8 @@ class IPATrainer(CollectingTrainer):
             num_items=inputs["num_items"],
             positive_ratio=args.positive_ratio,
         )
+        if self.recorder is not None:
+            self.recorder.score(inputs, logps)
         loss, mass = args.lambda_rl * output.loss, 0.0
         if imitated:
             ids, returns, items = imitated["chunk_ids"], imitated["returns"], imitated["num_items"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,10 +86,11 @@ def evaluate(
     ranks: int = 1,
     repeat: int = 0,
     progress: Progress | None = None,
+    keep: Callable[[Sequence[Trajectory]], None] | None = None,
 ) -> Success:
     """Run every task once from its initial state, shared out over the ranks, and count. All ranks get the result.
 
-    repeat: number of this repetition, which draws other random numbers.
+    repeat: number of this repetition, which draws other random numbers. keep: is handed this rank's trajectories.
     """
     share = -(-len(tasks) // ranks)
     mine = tasks[rank * share : (rank + 1) * share]
@@ -100,5 +101,7 @@ def evaluate(
         first_episode=rank * share,
         progress=progress,
     )
+    if keep is not None:
+        keep(trajectories)
     outcomes = [(t.task.family, t.reward, ending(t)) for t in trajectories]
     return tally(gather_object(outcomes) if ranks > 1 else outcomes)
