@@ -205,6 +205,8 @@ def add_figure(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("name", metavar="FIG", help=text)
     text = "with paper_tables: the folder of an evaluation of a checkpoint, drawn as our point"
     verb.add_argument("--ours", type=Path, metavar="FOLDER", help=text)
+    text = "with an ablation: test the CSV of a rerun against the committed bands and the claims; 1 if it disagrees"
+    verb.add_argument("--check", type=Path, metavar="CSV", help=text)
 
 
 def run_figure(options: argparse.Namespace) -> int:
@@ -214,9 +216,14 @@ def run_figure(options: argparse.Namespace) -> int:
         ours = None if options.ours is None else our_point(options.ours)
         print(performance_against_parameters(TABLES.with_suffix(".png"), ours=ours))
         return 0
-    from mini_rome.evaluation.figures import locate, redraw
+    from mini_rome.evaluation.figures import locate, read_summary, redraw
 
-    print(redraw(*locate(options.name)))
+    table, summary, png = locate(options.name)
+    if options.check is not None:
+        from mini_rome.evaluation.ablation_draw import check
+
+        return check(str(read_summary(summary).get("figure")), table, options.check)
+    print(redraw(table, summary, png))
     return 0
 
 

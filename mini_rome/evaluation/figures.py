@@ -92,10 +92,13 @@ def locate(name: str | Path) -> tuple[Path, Path, Path]:
 
 def redraw(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
     """Draw what the JSON's field `figure` names; a run's own summary has none and is a learning curve."""
+    from mini_rome.evaluation.ablation_figures import ABLATIONS  # they take rows from here
+
     kind = read_summary(summary_json).get("figure", "learning_curve")
-    if kind not in DRAWINGS:
-        raise MiniRomeError(f"{summary_json}: no figure {kind!r}; there are {', '.join(DRAWINGS)}")
-    return DRAWINGS[kind](rows_csv, summary_json, png)
+    drawings = DRAWINGS | dict.fromkeys(ABLATIONS, ablation)
+    if kind not in drawings:
+        raise MiniRomeError(f"{summary_json}: no figure {kind!r}; there are {', '.join(drawings)}")
+    return drawings[kind](rows_csv, summary_json, png)
 
 
 def learning_curve(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
@@ -239,6 +242,13 @@ def sft_masks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -
     from mini_rome.data.ablation_masks import draw_masks  # it takes the CSV's columns from here
 
     return draw_masks(rows_csv, summary_json, png)
+
+
+def ablation(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
+    """One of the ablations of recipes/ablate.py, see ablation_figures.py."""
+    from mini_rome.evaluation.ablation_draw import draw_ablation  # as above
+
+    return draw_ablation(rows_csv, summary_json, png)
 
 
 DRAWINGS = {"learning_curve": learning_curve, "mask_firing": mask_firing, "sft_masks": sft_masks}

@@ -1,0 +1,271 @@
+"""Which runs of an ablation are missing, run several at once, and their rows and facts on the disk.
+
+The parent alone writes the CSV: whole, with the rows of every finished run, after each one that ends. The runs
+themselves share nothing but models after SFT, of which each is made before the first run that needs it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import os
+import queue
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mini_rome.errors import ConfigError, MiniRomeError
+from mini_rome.evaluation.ablation import Ablation, Variant, lengths
+from mini_rome.evaluation.ablation_run import SFT, Job, make_sft, run_job
+from mini_rome.evaluation.figures import COLUMNS, RESULTS, Row, read_rows, redraw
+from mini_rome.progress import Display
+from mini_rome.runs import provenance, write_csv, write_json
+from mini_rome.sandbox import resolve
+
+FIRST_SEED = 100  # seeds below 10 are for pilots: settings and claims are chosen on those
+FAST_SEEDS = 2
+POLL_S = 1.0
+
+
+def choose_seeds(rows: Sequence[Row], wanted: int, steps: int, first: int) -> list[int]:
+    """Seeds with runs of this length, finished or begun, then new ones from `first` on.
+
+    Runs of another length keep their seeds: mixed with these they would make a curve of two experiments.
+
+    >>> choose_seeds([Row("a", "100", "all", 60, "x", 0.0)], 2, 60, 100)
+    [100, 101]
+    >>> choose_seeds([Row("a", "100", "all", 60, "x", 0.0)], 2, 20, 100)
+    [101, 102]
+    """
+    longest: dict[int, int] = {}
+    for (_, seed), last in lengths(rows).items():
+        longest[int(seed)] = max(longest.get(int(seed), 0), last)
+    seeds = sorted(seed for seed, last in longest.items() if last == steps)
+    new = first
+    while len(seeds) < wanted:
+        if new not in longest:
+            seeds.append(new)
+        new += 1
+    return seeds[:wanted]
+
+
+@dataclass
+class Plan:
+    """What is to be run, and where it goes."""
+
+    ablation: Ablation
+    variants: list[Variant]
+    wanted: int
+    steps: int
+    jobs: int
+    backend: str
+    csv: Path
+    cache: Path
+    first: int = FIRST_SEED
+
+    @classmethod
+    def of(
+        cls, ablation: Ablation, *, seeds: int | None, steps: int | None, variants: Sequence[str], jobs: int,
+        sandbox: str, first_seed: int, fast: bool, out: str | None, cache: str,
+    ) -> Plan:  # fmt: skip
+        """From the recipe's options. ConfigError: a variant that is not there."""
+        if unknown := set(variants) - set(ablation.names):
+            raise ConfigError(f"--variants {' '.join(unknown)}: {ablation.name} has {', '.join(ablation.names)}")
+        backend, why = resolve(sandbox)
+        print(why, flush=True)
+        name = ablation.name if backend == "sim" else f"{ablation.name}_{backend}"
+        default = Path("runs/fast") / f"{name}.csv" if fast else RESULTS / f"{name}.csv"
+        return cls(
+            ablation,
+            [variant for variant in ablation.variants if not variants or variant.name in variants],
+            seeds or (FAST_SEEDS if fast else ablation.seeds),
+            steps or (ablation.fast if fast else ablation.steps),
+            jobs, backend, Path(out) if out else default, Path(cache), first_seed,
+        )  # fmt: skip
+
+    @property
+    def scratch(self) -> Path:
+        """Where the runs of this process keep what they need meanwhile."""
+        return self.cache / f"tmp-{os.getpid()}"
+
+    def __post_init__(self) -> None:
+        self.display = Display()
+        self.rows = read_rows(self.csv) if self.csv.exists() else []
+        json_file = self.csv.with_suffix(".json")
+        self.facts: dict[str, Any] = json.loads(json_file.read_text()) if self.rows and json_file.exists() else {}
+        self.seeds = choose_seeds(self.rows, self.wanted, self.steps, self.first)
+
+    def missing(self) -> list[Job]:
+        """Runs without rows, seed by seed, so that what is there when it is stopped can be compared."""
+        done = {pair for pair, last in lengths(self.rows).items() if last >= self.steps}
+        return [
+            Job.of(self.ablation, variant, seed, self.steps, self.backend, str(self.cache), str(self.scratch))
+            for seed in self.seeds
+            for variant in self.variants
+            if (variant.name, str(seed)) not in done
+        ]
+
+    def run(self) -> None:
+        """Run what is missing. However it ends, the CSV has every finished run."""
+        with self._alone():
+            todo = [job for job in self.missing() if not self._known(job)]
+            there = len(self.seeds) * len(self.variants) - len(todo)
+            self.display.line(f"{self.ablation.name}: {len(todo)} runs of {self.steps} steps, {there} are there")
+            self.display.line(f"seeds {', '.join(map(str, self.seeds))}; rows go to {self.csv}")
+            began = time.monotonic()
+            try:
+                if todo:
+                    self._work(todo)
+            finally:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+                self.facts["wall_seconds"] = round(self.facts.get("wall_seconds", 0) + time.monotonic() - began, 1)
+                self._write()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two processes that write one CSV would lose each other's rows."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        self.csv.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.cache / f"{self.csv.stem}.lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(f"{self.csv}: another process is running this ablation; wait for it") from None
+            yield
+
+    def _work(self, todo: list[Job]) -> None:
+        """The first job that can run goes next; a model after SFT is made once, before its jobs."""
+        context = multiprocessing.get_context("spawn")
+        notes: multiprocessing.Queue[int] = context.Queue()
+        models = {job.model: job for job in todo if not (job.model / SFT).exists()}
+        begun: set[Path] = set()
+        done, total = 0, self.steps * (len(todo) + len(models))
+        running: dict[Future, Job | None] = {}
+        with (
+            self.display.stage(self.ablation.name, total) as update,
+            ProcessPoolExecutor(self.jobs, context, _begin, (notes,)) as pool,
+            ExitStack() as undo,
+        ):
+            undo.callback(_kill)  # an error or Ctrl-C does not wait for what it throws away
+            while todo or running:
+                while len(running) < self.jobs and (chosen := _next(todo, models, begun)) is not None:
+                    job, sft = chosen
+                    begun.add(job.model)
+                    running[pool.submit(_sft if sft else _run, job)] = None if sft else job
+                    if not sft:
+                        todo.remove(job)
+                done += _drain(notes)
+                for future in [each for each in running if each.done()]:
+                    future.result()
+                    ended = running.pop(future)
+                    if ended is None:
+                        done += self.steps
+                    elif not self._known(ended):
+                        raise MiniRomeError(f"{ended.result} was not written")
+                update(done, total, note=f"{len(todo) + len(running)} to go")
+            undo.pop_all()
+
+    def _known(self, job: Job) -> bool:
+        """Take over the rows of a run that has finished, in this figure or another."""
+        if not job.result.exists():
+            return False
+        found = json.loads(job.result.read_text())
+        self.rows += [Row(job.variant.name, *row[1:]) for row in found["rows"]]
+        runs = self.facts.setdefault("runs", {})
+        runs[f"{job.variant.name}/{job.seed}"] = {"seconds": found["seconds"], "commit": found["commit"]}
+        model = json.loads((job.model / SFT).read_text())
+        rates = {name: success["rate"] for name, success in model["success"].items()}
+        self.facts.setdefault("sft", {})[str(job.sft_seed)] = {**rates, "seconds": model["seconds"]}
+        self._write()
+        return True
+
+    def _write(self) -> None:
+        """CSV and JSON, in the same order whichever run was first."""
+        order = {name: index for index, name in enumerate(self.ablation.names)}
+        self.rows.sort(key=lambda row: (order[row.variant], int(row.seed), row.metric, row.step, row.task))
+        write_csv(self.csv, [row._asdict() for row in self.rows], COLUMNS)
+        seeds = sorted({int(row.seed) for row in self.rows})
+        facts = provenance(self.backend, "transformers", seeds[0] if seeds else self.first)
+        facts |= {"figure": self.ablation.name, "title": self.ablation.title, "seeds": seeds, "steps": self.steps}
+        facts |= {"device": "cpu, one thread a run", "jobs": self.jobs, "base": dict(self.ablation.base)}
+        facts["variants"] = {variant.name: vars(variant) for variant in self.ablation.variants}
+        facts["n"] = {"start_success": self.ablation.repeats, "test_success": self.ablation.held_out}
+        keep = {name: self.facts[name] for name in ("runs", "sft", "wall_seconds", "claims") if name in self.facts}
+        seconds = sum(run["seconds"] for run in keep.get("runs", {}).values())
+        write_json(self.csv.with_suffix(".json"), facts | keep | {"seconds": round(seconds, 1)})
+
+    def report(self) -> None:
+        """Draw, and say of each claim whether it holds."""
+        self.facts["claims"] = []
+        for claim in self.ablation.claims:
+            try:
+                found = claim.test(self.rows)
+            except MiniRomeError as error:
+                self.display.line(f"not tested: {claim.text} ({error})")
+                continue
+            verdict = {True: "holds", False: "does not hold", None: "not told"}[found.holds]
+            self.facts["claims"].append({"claim": claim.text, "verdict": verdict, "numbers": found.numbers})
+            self.display.line(f"{verdict}: {claim.text}: {found.numbers}")
+        self._write()
+        paths = self.csv, self.csv.with_suffix(".json"), self.csv.with_suffix(".png")
+        self.display.line(f"figure: {redraw(*paths)}")
+
+
+def _next(todo: Sequence[Job], models: dict[Path, Job], begun: set[Path]) -> tuple[Job, bool] | None:
+    """(job, whether its model must be made first) of the first that can begin now."""
+    for job in todo:
+        if (job.model / SFT).exists():
+            return job, False
+        if job.model in models and job.model not in begun:
+            return job, True
+    return None
+
+
+_NOTES: multiprocessing.Queue | None = None  # of a worker: where it tells its steps
+
+
+def _begin(notes: multiprocessing.Queue) -> None:
+    """In each worker, once: one thread, quiet libraries."""
+    global _NOTES
+    _NOTES = notes
+    import torch
+
+    torch.set_num_threads(1)
+    sys.stderr = open(os.devnull, "w")  # progress bars of libraries; errors come back as exceptions
+
+
+def _tell(steps: int) -> None:
+    assert _NOTES is not None
+    _NOTES.put(steps)
+
+
+def _sft(job: Job) -> None:
+    make_sft(job, _tell)
+
+
+def _run(job: Job) -> None:
+    run_job(job, _tell)
+
+
+def _drain(notes: multiprocessing.Queue) -> int:
+    """Steps told since the last call; waits a second for the first."""
+    told = 0
+    try:
+        told += notes.get(timeout=POLL_S)
+        while True:
+            told += notes.get_nowait()
+    except queue.Empty:
+        return told
+
+
+def _kill() -> None:
+    """End the workers at once: what they were at is run again by the next call."""
+    for child in multiprocessing.active_children():
+        child.terminate()

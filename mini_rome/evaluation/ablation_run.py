@@ -1,0 +1,326 @@
+"""One run of an ablation: a variant on a seed, from the model after SFT to rows of the CSV.
+
+What is shared by all runs with the same options is made once and kept in a folder (`cache`): the models after SFT,
+and the rows of finished runs, so that two figures with an arm in common train it once. The names in there are hashes
+of the options, not of the code: delete the folder when the code has changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from transformers import TrainerCallback
+from trl import ModelConfig
+
+from mini_rome.arguments import RunArguments
+from mini_rome.config import IPAConfig
+from mini_rome.data.demonstrations import make_tasks, record_experts
+from mini_rome.errors import ConfigError
+from mini_rome.evaluation.ablation import Ablation, Variant
+from mini_rome.evaluation.ablation_trainers import TRAINERS, NoisySampler
+from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING
+from mini_rome.evaluation.figures import Row
+from mini_rome.experts import Expert, Start
+from mini_rome.masks import MaskPolicy
+from mini_rome.options import lora_config
+from mini_rome.pipeline import Run
+from mini_rome.progress import Display, quiet
+from mini_rome.rollout import Rollout
+from mini_rome.runs import commit, write_json, writing
+from mini_rome.sampler.base import SamplingParams
+from mini_rome.sampler.transformers import TransformersSampler
+from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
+from mini_rome.types import Task, Trajectory
+
+SFT = "sft.json"  # beside a model: what it can do
+Note = Callable[[int], None]  # told how many more optimiser steps are done
+SFT_OPTIONS = (
+    *("families", "sft_chunks", "sft_tasks", "sft_steps", "sft_learning_rate", "sft_batch_size", "mistake_rate"),
+)
+TRIES = 32  # rollouts from the initial state, none of which may solve a hard task, at each of two temperatures
+CANDIDATES = 50  # tasks that are tried before none counts as hard
+SHARED_SEED = 0  # of SFT, where one model serves all seeds
+
+
+@dataclass(frozen=True)
+class Job:
+    """One variant on one seed; plain data, since it is sent to another process."""
+
+    ablation: str
+    variant: Variant
+    seed: int
+    steps: int
+    backend: str
+    cache: str
+    scratch: str
+    base: Mapping[str, Any]
+    every: int
+    repeats: int
+    held_out: int
+    hard: bool
+    once: bool
+
+    @classmethod
+    def of(
+        cls, ablation: Ablation, variant: Variant, seed: int, steps: int, backend: str, cache: str, scratch: str
+    ) -> Job:
+        shared = {name: getattr(ablation, name) for name in ("base", "every", "repeats", "held_out", "hard", "once")}
+        return cls(ablation.name, variant, seed, steps, backend, cache, scratch, **shared)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        return {**self.base, **self.variant.options}
+
+    @property
+    def sft_seed(self) -> int:
+        return SHARED_SEED if self.once else self.seed
+
+    @property
+    def model(self) -> Path:
+        """Where the model after SFT lies, or will."""
+        return Path(self.cache) / f"sft-{_digest([_sft_options(self.options), self.sft_seed])}"
+
+    @property
+    def result(self) -> Path:
+        """Where the rows lie, or will: the same for all figures that have this run."""
+        what = [self.options, self.variant.trainer, self.variant.imitate, self.variant.noise, self.steps, self.every]
+        what += [self.repeats, self.held_out, self.hard, self.once, self.seed, self.backend]
+        return Path(self.cache) / f"run-{_digest(what)}.json"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _sft_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {entry.name: entry for entry in dataclasses.fields(RunArguments)}
+
+    def default(name: str) -> Any:
+        entry = defaults[name]
+        return entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+
+    return {name: options.get(name, default(name)) for name in SFT_OPTIONS}
+
+
+def build(options: Mapping[str, Any], kind: type[IPAConfig], **extra: Any) -> tuple[RunArguments, IPAConfig, Any]:
+    """(RunArguments, the trainer's configuration, LoRA or None) from flat options. ConfigError: an unknown one."""
+    kinds: list[type] = [RunArguments, kind, ModelConfig]
+    shares: list[dict[str, Any]] = [{}, {}, {}]
+    for name, value in {**options, **extra}.items():
+        for share, owner in zip(shares, kinds, strict=True):
+            if name in {entry.name for entry in dataclasses.fields(owner)}:
+                share[name] = value
+                break
+        else:
+            raise ConfigError(f"{name} {value}: no option of {', '.join(owner.__name__ for owner in kinds)}")
+    model = ModelConfig(**shares[2])
+    return RunArguments(**shares[0]), kind(**shares[1]), lora_config(model)
+
+
+def make_sft(job: Job, note: Note) -> None:
+    """Train and keep the model that this job starts from, with what it can do: success on short and on long tasks."""
+    if (job.model / SFT).exists():
+        return
+    own = {name: value for name, value in job.options.items() if name in (*SFT_OPTIONS, "chunks", "max_new_tokens")}
+    began = time.monotonic()
+    with TemporaryDirectory(dir=job.scratch) as folder:
+        arguments, args, _ = build(
+            own, IPAConfig, sandbox="sim", output_dir=folder, seed=job.sft_seed, eval_tasks=100, keep_episodes=0,
+            train_tasks=1, num_generations=16, gradient_accumulation_steps=1,
+        )  # fmt: skip
+        arm = Arm(arguments, args, job, note)
+        with arm:
+            arm.build_model()
+            arm.sft()
+            for name, chunks in (("short", arguments.sft_chunks), ("long", arguments.chunks)):
+                arm.evaluate(name, arm.tasks("test", chunks), chunks)
+            arm.save_model("sft")
+        facts = {"seed": job.sft_seed, "seconds": round(time.monotonic() - began, 1), "commit": commit()}
+        write_json(arm.folder / "sft" / SFT, facts | {"success": arm.success, "options": _sft_options(job.options)})
+        (arm.folder / "sft").rename(job.model)
+
+
+def run_job(job: Job, note: Note) -> None:
+    """Train and measure; keeps rows, seconds and commit in `job.result`."""
+    config, _ = TRAINERS[job.variant.trainer]
+    began = time.monotonic()
+    with TemporaryDirectory(dir=job.scratch) as folder:
+        arguments, args, peft = build(
+            job.options, config, seed=job.seed, sandbox=job.backend, max_steps=job.steps, model=str(job.model),
+            save_strategy="no", keep_episodes=0, eval_every=0, output_dir=folder,
+        )  # fmt: skip
+        arm = Arm(arguments, args, job, note)
+        with arm:
+            rows = arm.rows_of_variant(peft)
+    seconds = round(time.monotonic() - began, 1)
+    write_json(job.result, {"rows": [list(row) for row in rows], "seconds": seconds, "commit": commit()})
+
+
+class Arm(Run):
+    """A run whose stages are those of the pipeline, silent, with a variant's trainer and measurements."""
+
+    def __init__(self, arguments: RunArguments, args: IPAConfig, job: Job, note: Note) -> None:
+        super().__init__(arguments, args)
+        self.display, self.job, self.note = Display(enabled=False), job, note
+
+    def rows_of_variant(self, peft: Any) -> list[Row]:
+        """The whole of a run that begins after SFT."""
+        variant, steps = self.job.variant, self.args.max_steps
+        self.build_model()
+        # Success is that of the trainer's own weights, whatever the sampler of the rollouts does to them.
+        exact = TransformersSampler(self.model, self.chat.stop_id)
+        self.judge = Rollout(self.chat, exact, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns)
+        tasks = self.hard_task() if self.job.hard else self.train_tasks()
+        if variant.noise:
+            self.sampler = self.rollout.sampler = NoisySampler(self.model, self.chat.stop_id, variant.noise)
+        experts = record_experts(self.chat, self.pool, tasks)
+        measures = Measures(self, tasks)
+        measures.test(0)
+        imitated = round(variant.imitate * steps)
+        if imitated:
+            self.imitate(experts, imitated, measures)
+        if imitated < steps:
+            self.reinforce(experts, steps - imitated, peft, measures)
+        return measures.rows
+
+    def train_tasks(self) -> list[Task]:
+        a = self.arguments
+        return make_tasks(a.families, a.chunks, a.train_tasks, "train", self.args.seed + 500_000)
+
+    def hard_task(self) -> list[Task]:
+        """The first training task that the model after SFT never solves in TRIES rollouts from the initial state."""
+        a, new = self.arguments, self.args.max_new_tokens
+        for task in make_tasks(a.families, a.chunks, CANDIDATES, "train", self.args.seed + 500_000):
+            if not any(t.reward for params in (None, SamplingParams(new)) for t in self.play([task] * TRIES, params)):
+                return [task]
+        raise ConfigError(f"--chunks {a.chunks}: none of {CANDIDATES} tasks is hard for the model {self.job.model}")
+
+    def play(self, tasks: Sequence[Task], params: SamplingParams | None = None) -> list[Trajectory]:
+        """Each once from its initial state, sampled as the paper evaluates unless said otherwise."""
+        params = params or dataclasses.replace(PAPER_SAMPLING, max_new_tokens=self.args.max_new_tokens)
+        return self.judge.collect([Start(task) for task in tasks], params, step=EVALUATION_STEP)
+
+    def reinforce(self, experts: list[Expert], steps: int, peft: Any, measures: Measures) -> None:
+        """The variant's trainer, from the present model."""
+        config, kind = TRAINERS[self.job.variant.trainer]
+        args = dataclasses.replace(self.args, max_steps=steps, output_dir=str(self.folder / "rl"), **self._derived())
+        trainer = kind(self.model, args, self.rollout, experts, self.tokenizer, [measures], peft)
+        quiet(trainer)
+        measures.trainer = trainer
+        with writing(self.folder):
+            trainer.train()
+
+    def imitate(self, experts: list[Expert], steps: int, measures: Measures) -> None:
+        """SFT on the experts of the training tasks: as many whole trajectories a step as there are rollouts."""
+        batch = self.args.generation_batch_size
+        config = MaskedSFTConfig(
+            output_dir=str(self.folder / "imitate"), max_steps=steps, learning_rate=self.args.learning_rate,
+            per_device_train_batch_size=batch, seed=self.args.seed, lr_scheduler_type="constant", warmup_steps=0,
+            adam_beta2=self.args.adam_beta2, logging_steps=1,
+        )  # fmt: skip
+        rows = [expert.trajectory for expert in experts] * -(-batch // len(experts))
+        trainer = masked_sft_trainer(self.model, self.tokenizer, rows, config, MaskPolicy(), [measures])
+        quiet(trainer)
+        tokens = [sum(len(turn.ids) for turn in expert.trajectory.turns) for expert in experts]
+        measures.trainer, measures.imitated_tokens = trainer, batch * sum(tokens) / len(tokens)
+        trainer.train()
+        measures.begin_again(steps)
+        self._use(trainer.accelerator.unwrap_model(trainer.model))
+
+
+class Measures(TrainerCallback):
+    """Rows of the CSV: from the logs at every step, success from the initial state every few."""
+
+    def __init__(self, arm: Arm, tasks: Sequence[Task]) -> None:
+        self.arm, self.job, self.rows = arm, arm.job, list[Row]()
+        self.trainer: Any = None
+        self.repeated = [task for task in tasks for _ in range(self.job.repeats)]
+        self.held_out = list[Task]()
+        if self.job.held_out:
+            a = arm.arguments
+            self.held_out = make_tasks(a.families, a.chunks, self.job.held_out, "test", arm.args.seed)
+        self.offset = 0
+        self.spent = {"tokens": 0.0, "episodes": 0.0, "seconds": 0.0}  # on training
+        self.imitated_tokens = 0.0  # a step, while experts are imitated
+        self._seen: Any = None
+        self._began = 0.0
+
+    def begin_again(self, offset: int) -> None:
+        """Another trainer goes on after this many steps."""
+        self.offset, self.imitated_tokens, self.trainer = offset, 0.0, None
+
+    def point(self, step: int, metric: str, value: float, task: str = "all") -> None:
+        self.rows.append(Row(self.job.variant.name, str(self.job.seed), task, step, metric, float(f"{value:.5g}")))
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._began = time.monotonic()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        step = self.offset + state.global_step
+        self._spend()
+        for metric, value in self.spent.items():
+            self.point(step, metric, value)
+        if step % self.job.every == 0 or step == self.job.steps:
+            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+            self.arm.judge.sampler.sync(model, version=step)
+            self.test(step)
+        self.arm.note(1)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        shown = {"success": "train_success", "start/mean": "start_position", "grad_norm": "grad_norm",
+                 "ipa/masked_chunks": "masked_chunks"}  # fmt: skip
+        for name, metric in shown.items():
+            value = (logs or {}).get(name)
+            if value is not None and value == value:  # NaN: nothing was counted
+                self.point(self.offset + state.global_step, metric, float(value))
+
+    def _spend(self) -> None:
+        """Time, and what was trained on: policy tokens once per rollout, and the imitated ones of eq. 10."""
+        self.spent["seconds"] += time.monotonic() - self._began
+        if self.imitated_tokens:
+            self.spent["tokens"] += self.imitated_tokens
+            return
+        samples = self.trainer._samples
+        if samples is self._seen:  # another update on the same rollouts
+            return
+        self._seen = samples
+        self.spent["episodes"] += len(samples)
+        self.spent["tokens"] += sum(inside(sample.chunk_ids) for sample in samples)
+        curriculum = self.trainer.curriculum
+        self.spent["tokens"] += sum(inside(curriculum.expert_row(*fork).il_chunk_ids) for fork in curriculum.forks)
+
+    def test(self, step: int) -> None:
+        """Success from the initial state, per training task and per family of the held-out ones."""
+        if not step:
+            for metric in self.spent:
+                self.point(0, metric, 0.0)
+        for metric, tasks, name in (
+            ("start_success", self.repeated, lambda task: task.name),
+            ("test_success", self.held_out, lambda task: task.family),
+        ):
+            found: dict[str, list[float]] = defaultdict(list)
+            for trajectory in self.arm.play(tasks) if tasks else []:
+                if trajectory.reward is not None:
+                    found[name(trajectory.task)].append(float(trajectory.reward == 1.0))
+            for label, outcomes in place(found):
+                self.point(step, metric, sum(outcomes) / len(outcomes), label)
+
+
+def inside(chunk_ids: Iterable[int]) -> int:
+    """Tokens that belong to a chunk."""
+    return sum(chunk >= 0 for chunk in chunk_ids)
+
+
+def place(found: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
+    """Tasks differ from seed to seed: they are numbered, so that seeds can be put side by side."""
+    return [(f"task{index}", outcomes) for index, outcomes in enumerate(found.values())]
