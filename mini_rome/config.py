@@ -123,7 +123,7 @@ class IPAConfig(GRPOConfig):
 
     learning_rate: float = field(default=3e-4, metadata={"help": "Initial learning rate for AdamW."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning rate schedule."})
-    max_steps: int = field(default=24, metadata={"help": "Optimiser steps."})
+    max_steps: int = field(default=20, metadata={"help": "Optimiser steps."})
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Rollouts per device and micro-batch."})
     gradient_accumulation_steps: int = field(default=4, metadata={"help": "Micro-batches per optimiser step."})
     num_generations: int | None = field(default=2, metadata={"help": "Rollouts of one task in a step."})

@@ -57,7 +57,7 @@ from mini_rome.sampler import make as make_sampler
 from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sandbox.safety import EventLog
-from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
+from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches
 from mini_rome.trace import ChatFormat
 from mini_rome.trainer import IPATrainer, last_checkpoint
 from mini_rome.types import Split, Task
@@ -288,7 +288,7 @@ class Run:
             output_dir=str(self.folder / "sft-trainer"),
             max_steps=a.sft_steps,
             learning_rate=a.sft_learning_rate,
-            per_device_train_batch_size=a.sft_batch_size,
+            **micro_batches(a.sft_batch_size),
             seed=self.args.seed,
         )
         trainer = masked_sft_trainer(self.model, self.tokenizer, trajectories, config, policy)

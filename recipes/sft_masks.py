@@ -41,7 +41,7 @@ from mini_rome.rollout import Rollout  # noqa: E402
 from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402
 from mini_rome.sampler.transformers import TransformersSampler  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
-from mini_rome.sft import MaskedSFTConfig  # noqa: E402
+from mini_rome.sft import MaskedSFTConfig, micro_batches  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
 from mini_rome.types import Task, Trajectory  # noqa: E402
 
@@ -117,8 +117,7 @@ def run(
         rows = mixed_rows(chat, trajectories, variant.policy, seed=seed)
         with TemporaryDirectory() as folder:
             config = MaskedSFTConfig(
-                output_dir=folder, max_steps=round(steps), learning_rate=rate, per_device_train_batch_size=a.batch,
-                seed=seed,
+                output_dir=folder, max_steps=round(steps), learning_rate=rate, seed=seed, **micro_batches(a.batch)
             )  # fmt: skip
             fit(model, chat.tokenizer, rows, config, display, f"{name}, seed {seed}")
 

@@ -26,7 +26,7 @@ from mini_rome.rollout import Rollout
 from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
-from mini_rome.sft import MaskedSFTConfig, rows_trainer
+from mini_rome.sft import MaskedSFTConfig, micro_batches, rows_trainer
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 
@@ -136,7 +136,7 @@ def config_of(arguments: RunArguments, stage: StageArguments, seed: int, folder:
         max_steps=arguments.sft_steps,
         learning_rate=arguments.sft_learning_rate,
         seed=seed,
-        per_device_train_batch_size=1 if packed else arguments.sft_batch_size,
+        **({"per_device_train_batch_size": 1} if packed else micro_batches(arguments.sft_batch_size)),
         packing=packed,
         max_length=stage.pack_length if packed else None,
     )
