@@ -24,6 +24,7 @@ from mini_rome.cli_options import (
 )
 from mini_rome.cli_proxy import add_proxy
 from mini_rome.cli_tasks import add_eval, add_tasks
+from mini_rome.cli_view import add_view
 from mini_rome.errors import ConfigError, MiniRomeError
 
 SAFETY_SETS = Path(__file__).parents[1] / "tests" / "data"  # in a checkout; else name the sets
@@ -60,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_proxy(verbs)
     add_calibrate(verbs)
     add_figure(verbs)
+    add_view(verbs)
     return parser
 
 

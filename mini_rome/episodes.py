@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from mini_rome.config import IPAConfig
 from mini_rome.data.records import drop_truncated, to_row, tokenizer_hash
+from mini_rome.evaluation.evaluate import ending
 from mini_rome.runs import writing
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
@@ -46,7 +47,10 @@ class EpisodeLog:
             return
         key = id(chat.tokenizer)
         self._marks[key] = mark = self._marks.get(key) or tokenizer_hash(chat.tokenizer)
-        rows = [to_row(t, mark) | {"kept": facts} for t, facts in zip(trajectories, kept, strict=True)]
+        rows = [
+            to_row(t, mark) | {"kept": {"ending": ending(t), **facts}}
+            for t, facts in zip(trajectories, kept, strict=True)
+        ]
         data = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
         with writing(self.path), open(self.path, "ab", buffering=0) as file:
             self.full = os.fstat(file.fileno()).st_size + len(data) > MAX_BYTES
@@ -92,8 +96,8 @@ class Recorder(TrainerCallback):
             inside = inputs["chunk_ids"][at] >= 0
             sampled, returns = inputs["sampling_per_token_logps"], inputs["advantages"]
             columns = (inputs["chunk_ids"], logps.detach(), old, sampled, returns)
-            tokens = [column[at][inside].tolist() for column in columns]
-            self.facts[row] |= chunk_facts(*tokens, float(inputs["rewards"][at]), self.args)
+            ids, *values = (column[at][inside].tolist() for column in columns)
+            self.facts[row] |= chunk_facts(ids, *values, reward=float(inputs["rewards"][at]), args=self.args)
             self.changed = True
 
     def write(self) -> None:
@@ -139,8 +143,8 @@ def chunk_facts(
     gap = [before - mu for before, mu in zip(old, sampled, strict=True)]
     scored = math.isfinite(reward)
     limit = math.inf if args.mask_level == "none" else math.log(args.mismatch_threshold)
-    gone = [scored and value > limit for value in at_level(gap, spans, args.mask_level)]
-    above = [value > 0 for value in at_level(ratio, spans, args.ratio_level)]
+    gone = [scored and value > limit for value in at_level(gap, spans, str(args.mask_level))]
+    above = [value > 0 for value in at_level(ratio, spans, str(args.ratio_level))]
     return {
         "G": [_rounded(returns[span[0]]) if scored else None for span in spans],
         "rho": [_rounded(math.exp(min(_mean(ratio, span), 80.0))) for span in spans],
