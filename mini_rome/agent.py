@@ -204,3 +204,5 @@ class Agent:
         root.chains = [chain for chain in root.chains if chain.turns]
         for chain in root.samples:
             chain.reward, chain.reason, chain.verifier = end.verdict.reward, str(end), end.verdict.verifier
+            chain.honest = end.verdict.honest
+        root.events = end.verdict.events

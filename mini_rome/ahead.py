@@ -169,12 +169,16 @@ def _to_plain(trajectory: Trajectory) -> dict[str, Any]:
     fields = {entry.name: getattr(trajectory, entry.name) for entry in dataclasses.fields(trajectory)}
     turns = [dataclasses.asdict(turn) for turn in trajectory.turns]
     chains = [_to_plain(chain) for chain in trajectory.chains]
-    return {**fields, "task": trajectory.task.name, "turns": turns, "chains": chains}
+    events = list(map(dataclasses.asdict, trajectory.events))
+    return {**fields, "task": trajectory.task.name, "turns": turns, "chains": chains, "events": events}
 
 
 def _from_plain(row: dict[str, Any], tasks: Mapping[str, Task]) -> Trajectory:
-    turns = [
-        Turn(**{**turn, "events": tuple(SafetyEvent(**event) for event in turn["events"])}) for turn in row["turns"]
-    ]
+    turns = [Turn(**{**turn, "events": _events(turn)}) for turn in row["turns"]]
     chains = [_from_plain(chain, tasks) for chain in row["chains"]]
-    return Trajectory(**{**row, "task": tasks[row["task"]], "turns": turns, "chains": chains})
+    parts = {"task": tasks[row["task"]], "turns": turns, "chains": chains, "events": _events(row)}
+    return Trajectory(**{**row, **parts})
+
+
+def _events(row: dict[str, Any]) -> tuple[SafetyEvent, ...]:
+    return tuple(SafetyEvent(**event) for event in row["events"])

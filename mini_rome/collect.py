@@ -56,6 +56,7 @@ class CollectingTrainer(GRPOTrainer):
         self._samples: list[PackedSample] = []  # of the batch being scored, in the order of its rows
         self._old_logps: list[list[float]] | None = None  # of the same, where the weights that sampled are gone
         self._rewards = torch.empty(0)  # (B,), NaN where it is unscorable
+        self._misconduct = torch.empty(0)  # (B,), 1 where the episode has an event that `conduct_penalty` is for
         self._left_out = torch.empty(0)  # (B,) bool, by filter_groups
         if args.async_ratio:
             own_weights(rollout.sampler, model)
@@ -95,6 +96,8 @@ class CollectingTrainer(GRPOTrainer):
         self._samples, self._old_logps = [self._pack(t) for t in batch.trajectories], batch.old_logps
         rewards = [float("nan") if t.reward is None else t.reward for t in batch.trajectories]
         self._rewards = torch.tensor(rewards, dtype=torch.float32, device=self.accelerator.device)
+        misconduct = [float(bool(t.misconduct)) for t in batch.trajectories]
+        self._misconduct = torch.tensor(misconduct, device=self.accelerator.device)
         self._note(batch, ages, dropped)
         return {
             "prompt_ids": [sample.prompt_ids for sample in self._samples],
@@ -159,7 +162,7 @@ class CollectingTrainer(GRPOTrainer):
 
     def _note(self, batch: Batch, ages: list[int], dropped: int) -> None:
         """Gather what start states, experts and logs need to know of this batch."""
-        args, mine = self.args, [Outcome.of(trajectory) for trajectory in batch.trajectories]
+        args, mine = self.args, [Outcome.of(t, self.args.conduct_penalty > 0) for t in batch.trajectories]
         outcomes, shorter = gather_object(mine), gather_object(self.curriculum.shorter_samples(batch.trajectories))
         on_path = zip(mine, map(self.curriculum.on_path, batch.trajectories), strict=True)
         self.curriculum.take(gather_object([outcome.result for outcome, counts in on_path if counts]), shorter)

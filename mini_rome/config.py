@@ -70,6 +70,13 @@ class IPAConfig(GRPOConfig):
         default=0.0,
         metadata={"help": "Reward of a failed episode. Not in the paper; at 0 failures give no gradient."},
     )
+    conduct_penalty: float = field(
+        default=0.0,
+        metadata={
+            "help": "Taken off the reward of an episode with a safety event of medium or high severity, which then "
+            "is no success for start states and experts. Not in the paper; 0: conduct is reported, never trained on."
+        },
+    )
     resampling: str = field(
         default="rollback",
         metadata={"help": "Start states: none (always initial), rollback (sequential), parallel, or both."},
@@ -215,6 +222,7 @@ class IPAConfig(GRPOConfig):
             ("gamma", 0.0, 1.0),
             ("rollback_threshold", 1e-9, 1.0),
             ("failure_reward", -10.0, 0.0),
+            ("conduct_penalty", 0.0, 10.0),
             ("mismatch_threshold", 1.0, float("inf")),
             ("lambda_il", 0.0, float("inf")),
             ("lambda_rl", 0.0, float("inf")),

@@ -65,6 +65,7 @@ class Curriculum:
             (t.task.name, [turn.ids for turn in t.turns])
             for t in trajectories
             if t.reward == 1.0 and t.start == 0 and len(t.turns) < self.experts[t.task.name].chunks
+            and not (self.args.conduct_penalty and t.misconduct)
         ]
 
     def take(self, results: Sequence[Result], shorter: Sequence[tuple[str, Responses]]) -> None:

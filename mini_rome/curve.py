@@ -27,6 +27,7 @@ class Curve(TrainerCallback):
 
     def _rows(self, step: int, logs: dict[str, float]) -> None:
         shown = {"success": "train_success", "start/mean": "start_position", "grad_norm": "grad_norm"}
+        shown |= {"conduct/misconduct": "train_misconduct", "conduct/honest_success": "train_honest_success"}
         for name, metric in shown.items():
             if logs.get(name) is not None:
                 self.run.point(self.variant, step, metric, float(logs[name]))

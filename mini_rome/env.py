@@ -13,6 +13,7 @@ from mini_rome.errors import ConfigError, SandboxError
 from mini_rome.families import get_family
 from mini_rome.sandbox import Pool, Sandbox
 from mini_rome.sandbox.base import initial_snapshot
+from mini_rome.sandbox.safety import Recorder
 from mini_rome.tools import run_tool
 from mini_rome.trace import Call, Response, parse_response, shown
 from mini_rome.types import Snapshot, StepResult, Task, Verdict
@@ -124,9 +125,12 @@ class Env:
 
     def _verify(self) -> Verdict:
         try:
-            return verify_files(self.task, self.box)
+            verdict = verify_files(self.task, self.box)
         except SandboxError as error:
             return Verdict(None, f"verifier_error: {error}")
+        if isinstance(self.box.observer, Recorder):
+            self.box.observer.keep(verdict.events)
+        return verdict
 
     def close(self) -> None:
         """Give the box back; calling it again does nothing."""

@@ -72,8 +72,8 @@ def without_variance(outcomes: Iterable[Outcome]) -> set[Group]:
     >>> without_variance([*alike, Outcome("a", 1, 1.0, 1), Outcome("b", 0, 0.0, 1), Outcome("b", 0, 1.0, 1)])
     {('a', 0)}
     """
-    rewards: dict[Group, Counter[float]] = defaultdict(Counter)
+    rewards: dict[Group, Counter[tuple[float, bool | None]]] = defaultdict(Counter)
     for outcome in outcomes:
         if outcome.reward is not None:
-            rewards[outcome.task, outcome.start][outcome.reward] += 1
+            rewards[outcome.task, outcome.start][outcome.reward, outcome.success] += 1
     return {group for group, found in rewards.items() if len(found) == 1 and found.total() > 1}

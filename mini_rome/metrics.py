@@ -21,15 +21,19 @@ class Outcome:
     start: int  # p
     reward: float | None
     chunks: int  # written by the policy
+    honest: float | None = None  # see Trajectory.honest
+    misconduct: bool = False
+    penalised: bool = False  # whether misconduct costs: conduct_penalty is not 0
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Outcome:
-        return cls(trajectory.task.name, trajectory.start, trajectory.reward, len(trajectory.policy_turns))
+    def of(cls, trajectory: Trajectory, penalised: bool = False) -> Outcome:
+        t, misconduct = trajectory, bool(trajectory.misconduct)
+        return cls(t.task.name, t.start, t.reward, len(t.policy_turns), t.honest, misconduct, penalised)
 
     @property
     def success(self) -> bool | None:
-        """None when the infrastructure failed."""
-        return None if self.reward is None else self.reward == 1.0
+        """As start states and experts take it. None when the infrastructure failed."""
+        return None if self.reward is None else self.reward == 1.0 and not (self.penalised and self.misconduct)
 
     @property
     def result(self) -> tuple[str, int, bool | None]:
@@ -56,8 +60,11 @@ def batch_metrics(
         for k in range(outcome.chunks):
             returns[outcome.start + k].append(gamma ** (outcome.chunks - 1 - k) * reward)
     starts = [outcome.start for outcome in outcomes]
+    honest = [float(outcome.honest == 1.0) for outcome in scored if outcome.honest is not None]
     return {
         "success": _mean([float(outcome.reward == 1.0) for outcome in scored]),
+        "conduct/misconduct": _mean([float(outcome.misconduct) for outcome in scored]),
+        **({"conduct/honest_success": _mean(honest)} if honest else {}),
         "start/mean": _mean(starts),
         "start/min": float(min(starts)),
         "infra/unscored": float(len(outcomes) - len(scored)),

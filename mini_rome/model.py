@@ -9,7 +9,6 @@ vocabulary: 4 layers, hidden size 128, 8 experts of which 2 are active. Not in t
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from transformers import (
     set_seed,
 )
 
+from mini_rome.cpu import fit_process
 from mini_rome.errors import ConfigError
 from mini_rome.families import get_family
 from mini_rome.tools import rehearse
@@ -38,7 +38,6 @@ UNITS = r" ?-?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"
 # Of families that bring tools also a JSON key with what stands around it: ` {"id":"`, `","to":"`, `{"found":["`.
 TOOL_UNITS = r' ?(?:\{|",)"[\p{L}_]+":\[?"?| ?-?[\p{L}_]+| ?\p{N}+| ?[^\s\p{L}\p{N}_]+|\s'
 
-SMALL = 10_000_000  # parameters: below it threads do not pay
 
 
 def corpus(families: Sequence[str], seed: int, per_family: int = 400) -> Iterable[str]:
@@ -55,7 +54,7 @@ def corpus(families: Sequence[str], seed: int, per_family: int = 400) -> Iterabl
                 continue
             yield from task.files.values()
             yield from (f" {command}" for command in task.expert)
-            yield f" {mistake}"
+            yield from (f" {command}" for command in (mistake, *family.shortcut(task)))
     yield from ["user\n", "assistant\n", "tool\n", "bash", "submit", "[timed out]", "[exit 1]", "[exit 2]"] * 50
     missing = "No such file or directory\n"
     yield from [f"cat: x: {missing}", f"head: cannot open 'x' for reading: {missing}"] * 50
@@ -125,7 +124,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3MoeFo
     )
     set_seed(seed)
     model = Qwen3MoeForCausalLM(config)
-    fit_threads(model)
+    fit_process(model)
     return model.to(torch.float32)
 
 
@@ -138,17 +137,8 @@ def load_model(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFa
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
     except OSError as error:
         raise ConfigError(f"--model {path}: cannot be loaded ({str(error).splitlines()[0]})") from error
-    fit_threads(model)
+    fit_process(model)
     return model, tokenizer
-
-
-def fit_threads(model: PreTrainedModel) -> None:
-    """One thread for a model so small that a second one costs more than it brings, unless OMP_NUM_THREADS is set.
-
-    On two cores a step of SFT of the tiny model takes 0.45 s with one thread and 0.6 to 1.0 with two.
-    """
-    if "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < SMALL:
-        torch.set_num_threads(1)
 
 
 def weights_hash(model: PreTrainedModel) -> str:

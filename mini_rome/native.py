@@ -223,8 +223,9 @@ def play_native(
         verdict = env.give_up()
         crash = crash or "never submitted; "
     for sample in trajectory.samples:
-        sample.reward, sample.verifier = verdict.reward, verdict.verifier
+        sample.reward, sample.verifier, sample.honest = verdict.reward, verdict.verifier, verdict.honest
         sample.reason = verdict.reason if verdict.reward is None else crash + verdict.reason
+    trajectory.events = verdict.events
     return trajectory
 
 

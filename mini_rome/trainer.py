@@ -104,6 +104,7 @@ class IPATrainer(CollectingTrainer):
             raise ValueError("a rollout's chunk ids and completion ids differ in length")
         # NaN (unscorable) stays NaN: only a real failure becomes the failure reward.
         rewards = torch.where(self._rewards == 0, self.args.failure_reward, self._rewards)
+        rewards = rewards - self.args.conduct_penalty * self._misconduct
         output["rewards"] = rewards.masked_fill(self._left_out, float("nan"))  # (B,)
         output["advantages"] = chunk_returns(output["chunk_ids"], output["rewards"], self.args.gamma)  # (B, T)
         if self.args.pi_old_source == "sampler":

@@ -85,6 +85,7 @@ class Verdict:
     verifier: str = "host-check"  # host-check | fresh-container | in-place (tamperable)
     events: tuple[SafetyEvent, ...] = ()  # files in the work dir that could steer a verifier
     numbers: Mapping[str, float] = field(default_factory=dict)  # what else reward.json held: passed, checks
+    honest: float | None = None  # what `Task.honest` says of the same files, where the task has one
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Task:
     database: str = "database.json"  # the file in the work dir that the tools read and change
     shell: bool = False  # whether a task with tools offers bash as well
     language: str = "en"  # of the instruction and of who speaks in the task
+    honest: Callable[[Mapping[str, bytes]], Verdict] | None = None  # where `check` can be fooled: one that cannot
 
     @property
     def offers_bash(self) -> bool:
@@ -176,6 +178,8 @@ class Trajectory:
     reason: str = ""  # why the episode ended, or which infrastructure failure spoiled it
     backend: str = ""
     verifier: str = "host-check"
+    honest: float | None = None  # of the verdict, where `Task.check` can be fooled: never the reward
+    events: tuple[SafetyEvent, ...] = ()  # of the verdict: what the files in the work dir tell
     seed: int = 0
     episode: int = 0
     policy: str = ""  # who wrote it: a teacher's or a model's name
@@ -196,6 +200,15 @@ class Trajectory:
     def policy_turns(self) -> list[Turn]:
         """The chunks the policy wrote: those after the expert prefix."""
         return self.turns[self.start :]
+
+    @property
+    def misconduct(self) -> tuple[SafetyEvent, ...]:
+        """Events of medium or high severity in what the policy did and left. Not in the paper.
+
+        Those of low severity (an install that fails, `sudo id`) are counted and held against nobody.
+        """
+        mine = [event for chain in self.samples for turn in chain.policy_turns for event in turn.events]
+        return tuple(event for event in (*mine, *self.events) if event.severity != "low")
 
     @property
     def infra(self) -> bool:

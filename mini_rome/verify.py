@@ -38,8 +38,11 @@ def verify_files(task: Task, state: Sandbox | Snapshot, check_s: float = CHECK_S
     except (SandboxError, tarfile.TarError) as error:
         return Verdict(None, f"infra_error: {error}")
     verdict = run_check(lambda: task.check(files), check_s)
+    honest, sound = None, task.honest
+    if sound is not None:
+        honest = run_check(lambda: sound(files), check_s).reward
     events = tuple(scan_files(files, known=task.files))
-    return Verdict(verdict.reward, verdict.reason, verdict.verifier, events)
+    return Verdict(verdict.reward, verdict.reason, verdict.verifier, events, honest=honest)
 
 
 def take_snapshot(state: Sandbox | Snapshot) -> Snapshot:

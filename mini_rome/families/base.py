@@ -75,6 +75,10 @@ class Family(ABC):
     def mistake(self, task: Task, chunk: int, rng: random.Random) -> str:
         """A plausible command that fails in place of expert chunk `chunk` (0-based); the work dir stays as it was."""
 
+    def shortcut(self, task: Task) -> tuple[str, ...]:
+        """Commands that fool a naive verifier of the task; none but in the families of the safety drill."""
+        return ()
+
     def make(self, seed: int, chunks: int, split: Split = "train") -> Task:
         """The instance of this seed, horizon K = `chunks` and split. Deterministic; under a millisecond."""
         if not 1 <= chunks <= self.max_chunks:
