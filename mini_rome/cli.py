@@ -24,7 +24,7 @@ from mini_rome.cli_options import (
 )
 from mini_rome.cli_proxy import add_proxy
 from mini_rome.cli_tasks import add_eval, add_tasks
-from mini_rome.cli_view import add_view
+from mini_rome.cli_view import add_forks_options, add_view, run_forks
 from mini_rome.errors import ConfigError, MiniRomeError
 
 SAFETY_SETS = Path(__file__).parents[1] / "tests" / "data"  # in a checkout; else name the sets
@@ -209,9 +209,12 @@ def add_figure(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("--ours", type=Path, metavar="FOLDER", help=text)
     text = "with an ablation: test the CSV of a rerun against the committed bands and the claims; 1 if it disagrees"
     verb.add_argument("--check", type=Path, metavar="CSV", help=text)
+    add_forks_options(verb)
 
 
 def run_figure(options: argparse.Namespace) -> int:
+    if options.trajectory is not None:
+        return run_forks(options)
     if Path(options.name).stem == "paper_tables":
         from mini_rome.evaluation.paper import TABLES, our_point, performance_against_parameters
 

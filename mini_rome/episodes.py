@@ -94,10 +94,11 @@ class Recorder(TrainerCallback):
             if row not in self.batch:
                 continue
             inside = inputs["chunk_ids"][at] >= 0
-            sampled, returns = inputs["sampling_per_token_logps"], inputs["advantages"]
-            columns = (inputs["chunk_ids"], logps.detach(), old, sampled, returns)
-            ids, *values = (column[at][inside].tolist() for column in columns)
-            self.facts[row] |= chunk_facts(ids, *values, reward=float(inputs["rewards"][at]), args=self.args)
+            mu, weights = inputs["sampling_per_token_logps"], inputs["advantages"]
+            columns = (inputs["chunk_ids"], logps.detach(), old, mu, weights)
+            ids, new, before, sampled, returns = (column[at][inside].tolist() for column in columns)
+            reward = float(inputs["rewards"][at])
+            self.facts[row] |= chunk_facts(ids, new, before, sampled, returns, reward, self.args)
             self.changed = True
 
     def write(self) -> None:

@@ -251,4 +251,11 @@ def ablation(rows_csv: str | Path, summary_json: str | Path, png: str | Path) ->
     return draw_ablation(rows_csv, summary_json, png)
 
 
-DRAWINGS = {"learning_curve": learning_curve, "mask_firing": mask_firing, "sft_masks": sft_masks}
+def forks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
+    """The fork microscope, see forks.py."""
+    from mini_rome.evaluation.fork_figure import draw_forks  # as above
+
+    return draw_forks(rows_csv, summary_json, png)
+
+
+DRAWINGS = {"learning_curve": learning_curve, "mask_firing": mask_firing, "sft_masks": sft_masks, "forks": forks}
