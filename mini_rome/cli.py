@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_rome import __version__
+from mini_rome.cli_course import add_course
 from mini_rome.cli_options import (
     TASK_HELP,
     add_group,
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_tasks(verbs)
     add_eval(verbs)
     add_proxy(verbs)
+    add_course(verbs)
     add_calibrate(verbs)
     add_figure(verbs)
     add_view(verbs)
@@ -105,7 +107,7 @@ def run_shell(options: argparse.Namespace) -> int:
 def add_image(verbs: argparse._SubParsersAction) -> None:
     group = add_group(verbs, "image", "Build and list the sandbox images.")
     build = add_verb(group, "build", run_image_build, "Build images from Debian packages, without a registry.")
-    build.add_argument("kinds", nargs="*", metavar="KIND", help="base or tools (default: base, which training uses)")
+    build.add_argument("kinds", nargs="*", metavar="KIND", help="base, tools or grader (default: base)")
     build.add_argument("--all", action="store_true", help="build every kind")
     add_verb(group, "list", run_image_list, "List the images that this engine has.")
 
@@ -115,7 +117,7 @@ def run_image_build(options: argparse.Namespace) -> int:
     from mini_rome.sandbox.engine import engine
 
     client = engine().client
-    kinds = images.KINDS if options.all else options.kinds or ("base",)
+    kinds = (*images.KINDS, *images.LAYERED) if options.all else options.kinds or ("base",)
     for number, kind in enumerate(kinds, start=1):
         print(f"[{number}/{len(kinds)}] building mini-rome/{kind} ...", flush=True)
         begun = time.monotonic()
@@ -130,7 +132,7 @@ def run_image_list(options: argparse.Namespace) -> int:
     found = images.list_images(engine().client)
     for tag, image, size in found:
         print(f"{tag:<24} {image.removeprefix('sha256:')[:12]}  {size / 1e6:.0f} MB")
-    for kind in images.KINDS:
+    for kind in (*images.KINDS, *images.LAYERED):
         if not any(tag == f"mini-rome/{kind}:latest" for tag, _, _ in found):
             print(f"{f'mini-rome/{kind}':<24} missing: {images.build_command(kind)}")
     return 0

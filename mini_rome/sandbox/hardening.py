@@ -51,6 +51,8 @@ class Profile:
 
 AGENT = Profile()
 ROOT_TASK = Profile("root_task", 0, ROOT_CAPABILITIES, read_only=False)
+GRADER = replace(AGENT, name="grader")  # a student's submission: as hardened as an agent, in another image
+GRADER_LIMITS = Limits(memory_mb=2048, raw_bytes=4 << 20, episode_s=3600.0, ttl_s=7200.0)
 
 
 def native(folder: Path) -> Profile:

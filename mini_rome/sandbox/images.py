@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import docker
 
 KINDS = ("base", "tools")
+LAYERED = ("grader",)  # made from another of ours and a layer; nothing but what they are for needs them
 DEFAULT_IMAGE = "mini-rome/base:latest"
 DEFINITIONS = Path(__file__).resolve().parents[2] / "sandboxes"
 _CREATED = "2025-01-01T00:00:00Z"
@@ -65,7 +66,7 @@ def build_command(kind: str) -> str:
 def kind_of(image: str) -> str:
     """`mini-rome/tools:latest` -> `tools`; the image's own name where it is not one of ours."""
     name = image.removeprefix("mini-rome/").partition(":")[0]
-    return name if image.startswith("mini-rome/") and name in KINDS else image
+    return name if image.startswith("mini-rome/") and name in (*KINDS, *LAYERED) else image
 
 
 def ensure(client: docker.DockerClient, image: str) -> str:
@@ -76,7 +77,7 @@ def ensure(client: docker.DockerClient, image: str) -> str:
         return client.images.get(image).id
     except ImageNotFound:
         kind = kind_of(image)
-        way = build_command(kind) if kind in KINDS else f"docker pull {image}"
+        way = build_command(kind) if kind in (*KINDS, *LAYERED) else f"docker pull {image}"
         raise ImageMissing(
             f"image {image!r} is not on this engine, and nothing is pulled unasked; get it with: {way}"
         ) from None
@@ -93,8 +94,12 @@ def build(client: docker.DockerClient, kind: str = "base") -> str:
 
     Raises ConfigError for an unknown kind, SandboxError with the log's end when a step fails.
     """
+    if kind == "grader":
+        from mini_rome.course.image import build_grader
+
+        return build_grader(client)
     if kind not in KINDS:
-        raise ConfigError(f"image kind {kind!r}: choose one of {', '.join(KINDS)}")
+        raise ConfigError(f"image kind {kind!r}: choose one of {', '.join((*KINDS, *LAYERED))}")
     tag = f"mini-rome/{kind}:latest"
     if not (_have("apt-get") and _have("dpkg-deb")):
         return _build_dockerfile(client, kind, tag)
