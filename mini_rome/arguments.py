@@ -39,6 +39,9 @@ class RunArguments:
     sft_steps: int = field(default=360, metadata={"help": "Optimiser steps of SFT."})
     sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
     sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
+    sft_micro_batch: int = field(
+        default=8, metadata={"help": "Trajectories computed at once in SFT, where that divides --sft_batch_size."}
+    )
     mistake_rate: float = field(default=0.15, metadata={"help": "Share of expert chunks preceded by a failure."})
     extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
     eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
@@ -53,7 +56,10 @@ class RunArguments:
     boxes: int = field(default=64, metadata={"help": "Sandboxes open at once, at most."})
 
     def __post_init__(self) -> None:
-        for name in ("train_tasks", "sft_tasks", "sft_steps", "sft_batch_size", "eval_tasks", "curve_tasks", "boxes"):
+        for name in (
+            *("train_tasks", "sft_tasks", "sft_steps", "sft_batch_size", "sft_micro_batch"),
+            *("eval_tasks", "curve_tasks", "boxes"),
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
         for name in ("extra_turns", "eval_every", "keep_episodes"):

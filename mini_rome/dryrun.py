@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.errors import ConfigError
 
@@ -135,14 +136,37 @@ def batch_line(args: IPAConfig, node: NodeArguments, train_tasks: int) -> str:
     return f"{said} = {rollouts // group} tasks x {group} rollouts"
 
 
+def sft_batch_line(arguments: RunArguments, node: NodeArguments) -> str:
+    """Trajectories of a step of SFT, in words. ConfigError: the parts do not make up the batch."""
+    rows, batch = arguments.sft_micro_batch, arguments.sft_batch_size
+    if batch % rows:
+        raise ConfigError(f"--sft_batch_size {batch}: not a multiple of --sft_micro_batch {rows}")
+    step = batch * node.trainer_gpus
+    passes = step * arguments.sft_steps / arguments.sft_tasks
+    return (
+        f"{rows} rows x {batch // rows} micro-batches x {node.trainer_gpus} processes = {step} trajectories a step; "
+        f"{arguments.sft_steps} steps = {passes:.1f} passes over {arguments.sft_tasks}"
+    )
+
+
 def dry_run(args: IPAConfig, node: NodeArguments, train_tasks: int, lora: Any) -> None:
     """Print what each GPU will hold. ConfigError: it does not fit, or the configuration cannot be run at all."""
-    config = read_config(node.model_config)
     line = batch_line(args, node, train_tasks)
+    check_memory(node, lora, line, args.per_device_train_batch_size, "--per_device_train_batch_size")
+
+
+def dry_run_sft(arguments: RunArguments, node: NodeArguments, lora: Any) -> None:
+    """The same for SFT, which shares its GPUs with the sampler that measures success before and after."""
+    check_memory(node, lora, sft_batch_line(arguments, node), arguments.sft_micro_batch, "--sft_micro_batch")
+
+
+def check_memory(node: NodeArguments, lora: Any, line: str, rows: int, option: str) -> None:
+    """rows: sequences of a micro-batch, which `option` sets. line: the batch, in words."""
+    config = read_config(node.model_config)
     if node.context_length > config.max_position_embeddings:
         raise ConfigError(f"--context_length {node.context_length}: the model has {config.max_position_embeddings}")
     size = measure(config, lora)
-    trainer = trainer_memory(config, size, node, args.per_device_train_batch_size)
+    trainer = trainer_memory(config, size, node, rows)
     sampler = sampler_memory(config, size, node)
     groups = {"trainer + vLLM": trainer | sampler} if not node.sampler_gpus else {"trainer": trainer, "vLLM": sampler}
     console = Console()
@@ -154,7 +178,7 @@ def dry_run(args: IPAConfig, node: NodeArguments, train_tasks: int, lora: Any) -
         if sum(parts.values()) > room:
             raise ConfigError(
                 f"--gpu_memory {node.gpu_memory:g}: {name} needs {sum(parts.values()):.1f} GB and {room:.1f} GB are "
-                f"free. Lower --per_device_train_batch_size, --context_length or --concurrent, or use --sharded."
+                f"free. Lower {option}, --context_length or --concurrent, or use --sharded."
             )
     console.print("fits. Estimated from shapes; nothing was run on a GPU.")
 

@@ -57,7 +57,7 @@ from mini_rome.sampler import make as make_sampler
 from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sandbox.safety import EventLog
-from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches
+from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches, trained
 from mini_rome.trace import ChatFormat
 from mini_rome.trainer import IPATrainer, last_checkpoint
 from mini_rome.types import Split, Task
@@ -275,8 +275,8 @@ class Run:
 
     # Stages
 
-    def sft(self) -> None:
-        """Masked SFT on short tasks, with mistakes and recoveries in the trajectories."""
+    def sft(self, peft_config: Any = None) -> None:
+        """Masked SFT on short tasks, mistakes and recoveries in the trajectories; an adapter is merged at the end."""
         a = self.arguments
         tasks = make_tasks(a.families, a.sft_chunks, a.sft_tasks, "train", self.args.seed)
         with self.display.stage("expert trajectories", len(tasks)) as update:
@@ -288,17 +288,19 @@ class Run:
             output_dir=str(self.folder / "sft-trainer"),
             max_steps=a.sft_steps,
             learning_rate=a.sft_learning_rate,
-            **micro_batches(a.sft_batch_size),
+            **micro_batches(a.sft_batch_size, a.sft_micro_batch),
+            bf16=self.args.bf16,
+            gradient_checkpointing=self.args.gradient_checkpointing,
             seed=self.args.seed,
         )
-        trainer = masked_sft_trainer(self.model, self.tokenizer, trajectories, config, policy)
+        trainer = masked_sft_trainer(self.model, self.tokenizer, trajectories, config, policy, None, peft_config)
         quiet(trainer)
         stop = StopAfterStep(self.display)
         trainer.add_callback(stop)
         with self.display.stage("SFT", a.sft_steps) as update, stop.armed():
             trainer.add_callback(TrainingProgress(update, loss_note))
             trainer.train()
-        self._use(trainer.accelerator.unwrap_model(trainer.model))
+        self._use(trained(trainer))
 
     def experts(self) -> list[Expert]:
         """One verified expert per training task, with the state before each of its chunks."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from mini_rome.collator import to_sft_rows
@@ -43,13 +44,13 @@ class MaskedSFTConfig(SFTConfig):
         super().__post_init__()
 
 
-def micro_batches(trajectories: int) -> dict[str, Any]:
-    """Options for optimiser steps on so many trajectories, computed in parts of 8 where that divides them.
+def micro_batches(trajectories: int, part: int = MICRO_BATCH) -> dict[str, Any]:
+    """Options for optimiser steps on so many trajectories, computed in parts of so many where that divides them.
 
     The step is the same up to rounding. Rows of like length stand together in a part, which saves a third of the
     time: half of a batch of 32 drawn at random is padding.
     """
-    part = MICRO_BATCH if trajectories % MICRO_BATCH == 0 else trajectories
+    part = part if trajectories % part == 0 else trajectories
     return {
         "per_device_train_batch_size": part,
         "gradient_accumulation_steps": trajectories // part,
@@ -64,9 +65,10 @@ def masked_sft_trainer(
     args: MaskedSFTConfig,
     policy: MaskPolicy,
     callbacks: list[TrainerCallback] | None = None,
+    peft_config: Any = None,
 ) -> SFTTrainer:
     """A trainer on the kept turns: those whose call failed or that were irrelevant stay in context, untrained."""
-    return rows_trainer(model, tokenizer, to_sft_rows(trajectories, policy), args, callbacks)
+    return rows_trainer(model, tokenizer, to_sft_rows(trajectories, policy), args, callbacks, peft_config)
 
 
 def rows_trainer(
@@ -75,6 +77,7 @@ def rows_trainer(
     rows: list[dict[str, list[int]]],
     args: MaskedSFTConfig,
     callbacks: list[TrainerCallback] | None = None,
+    peft_config: Any = None,
 ) -> SFTTrainer:
     """A trainer on rows of input_ids and labels; with `packing` several rows stand in one of max_length tokens.
 
@@ -86,10 +89,19 @@ def rows_trainer(
         raise ConfigError(f"--max_length {args.max_length}: a row has {longest} tokens, and rows are never cut")
     if args.packing and args.max_length is None:
         raise ConfigError(f"--packing true: needs --max_length, {longest} or more")
+    if peft_config is not None:
+        set_seed(args.seed)  # the adapter is drawn by the base class, before it sets the seed itself
     return SFTTrainer(
         model=model,
         args=args,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=callbacks,
+        peft_config=peft_config,
     )
+
+
+def trained(trainer: SFTTrainer) -> PreTrainedModel:
+    """The model after training; an adapter is merged into its weights, which are float32, so nothing drifts."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.merge_and_unload() if isinstance(model, PeftModel) else model

@@ -16,6 +16,8 @@ Commands:
   then stage 2           python recipes/sft.py --stage 2 --data runs/data-.../dataset --model runs/latest/sft
   longer tasks           python recipes/sft.py --sft_chunks 1 2 3 4 --sft_steps 800
   two processes          torchrun --nproc_per_node 2 recipes/sft.py
+  LoRA                   python recipes/sft.py --use_peft --sft_learning_rate 4e-3
+  will it fit 8 GPUs?    python recipes/sft.py --config recipes/configs/sft_30b_a3b_8gpu.yaml --dry-run
   then                   python recipes/ipa.py --model runs/latest/sft
 """
 
@@ -23,24 +25,32 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
+from trl import ModelConfig  # noqa: E402
+
 from mini_rome.arguments import RunArguments  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
 from mini_rome.data.staged import StageArguments, train_stage  # noqa: E402
-from mini_rome.options import OptionsParser, guarded  # noqa: E402
+from mini_rome.dryrun import NodeArguments, dry_run_sft  # noqa: E402
+from mini_rome.options import OptionsParser, guarded, lora_config  # noqa: E402
 from mini_rome.pipeline import Run  # noqa: E402
 
 
 def main() -> None:
-    parser = OptionsParser(__doc__, (RunArguments, StageArguments, IPAConfig), own=(RunArguments, StageArguments))
-    arguments, stage, args = parser.parse()
+    kinds = (RunArguments, StageArguments, IPAConfig, ModelConfig, NodeArguments)
+    parser = OptionsParser(__doc__, kinds, own=(RunArguments, StageArguments, NodeArguments))
+    arguments, stage, args, model_args, node = parser.parse()
+    lora = lora_config(model_args)
+    if node.dry_run:
+        dry_run_sft(arguments, node, lora)
+        return
     if stage.data is not None:
-        train_stage(arguments, stage, args)
+        train_stage(arguments, stage, args, lora)
         return
     with Run(arguments, args, kind="sft") as run:
         short_test, long_test = run.tasks("test", arguments.sft_chunks), run.tasks("test", arguments.chunks)
         run.build_model()
         run.evaluate("untrained", short_test, arguments.sft_chunks)
-        run.sft()
+        run.sft(lora)
         run.evaluate("sft_short", short_test, arguments.sft_chunks)
         run.evaluate("sft", long_test)
         run.save_model("sft")

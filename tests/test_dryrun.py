@@ -12,7 +12,18 @@ from trl import ModelConfig
 
 from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
-from mini_rome.dryrun import NodeArguments, batch_line, dry_run, measure, read_config, sampler_memory, trainer_memory
+from mini_rome.data.staged import StageArguments
+from mini_rome.dryrun import (
+    NodeArguments,
+    batch_line,
+    dry_run,
+    dry_run_sft,
+    measure,
+    read_config,
+    sampler_memory,
+    sft_batch_line,
+    trainer_memory,
+)
 from mini_rome.errors import ConfigError
 from mini_rome.options import OptionsParser, lora_config
 
@@ -58,6 +69,45 @@ def test_the_node_configurations_fit(name, billions, trained, batch, capsys):
     dry_run(args, node, arguments.train_tasks, lora_config(model))
     said = " ".join(capsys.readouterr().out.split())
     assert billions in said and f"{trained / 1e6:.1f} M trained" in said and batch in said and "fits." in said
+
+
+def parsed_sft(name: str, *words: str) -> tuple:
+    """The same for recipes/sft.py: (arguments, node, adapter)."""
+    kinds = (RunArguments, StageArguments, IPAConfig, ModelConfig, NodeArguments)
+    arguments, _, _, model, node = OptionsParser("", kinds, own=kinds).parse(
+        ["--config", str(CONFIGS / name), "--dry-run", *words]
+    )
+    node.model_config = str(ROOT / node.model_config)
+    return arguments, node, lora_config(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "batch"),
+    [("sft_8gpu.yaml", "6.92 B", "2 rows x 4 micro-batches x 8 processes = 64 trajectories a step; 70 steps = 3.0"),
+     ("sft_30b_a3b_8gpu.yaml", "30.53 B", "1 rows x 8 micro-batches x 6 processes = 48 trajectories a step; 94")],
+)  # fmt: skip
+def test_the_sft_twins_fit_and_more_rows_than_fit_are_refused(name, billions, batch, capsys):
+    arguments, node, lora = parsed_sft(name)
+    dry_run_sft(arguments, node, lora)
+    said = " ".join(capsys.readouterr().out.split())
+    assert billions in said and batch in said and "fits." in said
+    arguments, node, lora = parsed_sft(name, "--sft_micro_batch", "64", "--sft_batch_size", "64")
+    with pytest.raises(ConfigError, match="Lower --sft_micro_batch"):
+        dry_run_sft(arguments, node, lora)
+
+
+@pytest.mark.parametrize("name", ["8gpu", "30b_a3b_8gpu"])
+def test_twins_share_model_node_and_adapter(name):
+    ipa, sft = (yaml.safe_load((CONFIGS / f"{kind}_{name}.yaml").read_text()) for kind in ("ipa", "sft"))
+    ours = {key for key in sft if key.startswith("sft_")} | {"mistake_rate"}
+    assert ours == {"sft_chunks", "sft_tasks", "sft_batch_size", "sft_micro_batch", "sft_steps", "sft_learning_rate",
+                    "mistake_rate"}  # fmt: skip
+    assert {key: value for key, value in sft.items() if key not in ours}.items() <= ipa.items()
+
+
+def test_parts_that_do_not_make_up_the_batch_of_sft_are_refused():
+    with pytest.raises(ConfigError, match="--sft_batch_size 12: not a multiple of --sft_micro_batch 8"):
+        sft_batch_line(RunArguments(sft_batch_size=12), NodeArguments())
 
 
 def test_too_little_memory_is_refused_with_the_way_on(capsys):

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from peft import LoraConfig
 
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks
 from mini_rome.masks import MaskPolicy
 from mini_rome.model import build_model, build_tokenizer
 from mini_rome.sandbox import Pool
-from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches
+from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches, trained
 from mini_rome.trace import ChatFormat
 
 
@@ -51,3 +52,16 @@ def test_a_batch_that_parts_do_not_divide_is_computed_whole():
 def test_every_row_is_drawn_once_an_epoch_even_where_the_batch_does_not_divide_them(chat, trajectories, tmp_path):
     _, drawn = step(chat, trajectories[:12], tmp_path, **micro_batches(32))
     assert sum(rows for rows, _ in drawn) == 12
+
+
+def test_an_adapter_is_merged_into_its_targets_and_changes_nothing_else(chat, trajectories, tmp_path):
+    model = build_model(chat.tokenizer, 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    config = MaskedSFTConfig(output_dir=str(tmp_path), max_steps=2, warmup_steps=0, **micro_batches(8))
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    trainer = masked_sft_trainer(model, chat.tokenizer, trajectories[:8], config, MaskPolicy(), None, lora)
+    trainer.train()
+    after = trained(trainer).state_dict()
+    assert after.keys() == before.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.endswith(("q_proj.weight", "v_proj.weight"))}

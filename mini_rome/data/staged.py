@@ -26,7 +26,7 @@ from mini_rome.rollout import Rollout
 from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
-from mini_rome.sft import MaskedSFTConfig, micro_batches, rows_trainer
+from mini_rome.sft import MaskedSFTConfig, micro_batches, rows_trainer, trained
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 
@@ -61,8 +61,8 @@ class StageArguments:
         return MaskPolicy(errors=self.mask_errors, irrelevant=self.mask_irrelevant)
 
 
-def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig) -> Path:
-    """Run the stage; returns its folder, with `sft/` (the model) and summary.json."""
+def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig, peft_config: Any = None) -> Path:
+    """Run the stage; returns its folder, with `sft/` (the model, an adapter merged) and summary.json."""
     if stage.stage == 2 and arguments.model is None:
         raise ConfigError("--stage 2: needs --model, the model of stage 1, to find what it still gets wrong")
     assert stage.data is not None
@@ -80,8 +80,8 @@ def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig)
         chosen = selected(rollout, data, stage, args.max_new_tokens, display)
         rows = mixed_rows(chat, chosen, stage.policy, tuple(stage.mix), args.seed)  # type: ignore[arg-type]
         shares = masked_share(chosen, stage.policy)
-        config = config_of(arguments, stage, args.seed, folder)
-        speed = fit(model, chat.tokenizer, rows, config, display, f"SFT, stage {stage.stage}")
+        config = config_of(arguments, stage, args, folder)
+        speed = fit(model, chat.tokenizer, rows, config, display, f"SFT, stage {stage.stage}", (), peft_config)
         rollout.sampler.sync(model, version=1)
         success["after"] = measured(rollout, arguments, args.seed, display, "after")
     save(model, chat.tokenizer, folder / "sft")
@@ -128,15 +128,18 @@ def measured(rollout: Rollout, arguments: RunArguments, seed: int, display: Disp
     return found
 
 
-def config_of(arguments: RunArguments, stage: StageArguments, seed: int, folder: Path) -> MaskedSFTConfig:
+def config_of(arguments: RunArguments, stage: StageArguments, args: IPAConfig, folder: Path) -> MaskedSFTConfig:
     """The trainer's options; with packing one row of `pack_length` tokens a micro-batch."""
     packed = stage.pack_length > 0
     return MaskedSFTConfig(
         output_dir=str(folder / "sft-trainer"),
         max_steps=arguments.sft_steps,
         learning_rate=arguments.sft_learning_rate,
-        seed=seed,
-        **({"per_device_train_batch_size": 1} if packed else micro_batches(arguments.sft_batch_size)),
+        seed=args.seed,
+        bf16=args.bf16,
+        gradient_checkpointing=args.gradient_checkpointing,
+        **({"per_device_train_batch_size": 1} if packed
+           else micro_batches(arguments.sft_batch_size, arguments.sft_micro_batch)),
         packing=packed,
         max_length=stage.pack_length if packed else None,
     )
@@ -150,9 +153,10 @@ def fit(
     display: Display,
     name: str,
     callbacks: Sequence[TrainerCallback] = (),
+    peft_config: Any = None,
 ) -> float:
     """Train `model` in place on the rows; returns tokens of the rows (padding apart) per second."""
-    trainer = rows_trainer(model, tokenizer, rows, config, list(callbacks))
+    trainer = rows_trainer(model, tokenizer, rows, config, list(callbacks), peft_config)
     quiet(trainer)
     stop = StopAfterStep(display)
     trainer.add_callback(stop)
@@ -162,6 +166,7 @@ def fit(
         trainer.add_callback(TrainingProgress(update, _note))
         begun = time.monotonic()
         trainer.train()
+    trained(trainer)  # an adapter goes into the weights of `model`
     seen = trainer.state.log_history[-1].get("num_tokens") or next(
         (entry["num_tokens"] for entry in reversed(trainer.state.log_history) if "num_tokens" in entry), 0.0
     )
