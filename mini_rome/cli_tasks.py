@@ -116,7 +116,7 @@ def run_stats(options: argparse.Namespace) -> int:
 def add_validate(group: argparse._SubParsersAction) -> None:
     text = "Run every proof of every task, in parallel; exit code 1 where one fails."
     verb = add_verb(group, "validate", run_validate, text)
-    verb.add_argument("names", nargs="*", metavar="TASK", help="families or task folders (default: all)")
+    verb.add_argument("names", nargs="*", metavar="TASK", help="families or task folders, or a tree (default: all)")
     verb.add_argument("--repeats", type=int, help="of the reference solution (default: 3, with --full 20)")
     verb.add_argument("--full", action="store_true", help="20 repeats, and every tamper case by itself")
     verb.add_argument("--workers", type=int, default=2, metavar="N", help="tasks at once (default: 2)")
@@ -128,7 +128,12 @@ def add_validate(group: argparse._SubParsersAction) -> None:
 def run_validate(options: argparse.Namespace) -> int:
     from mini_rome.tasks.prove import run_proofs
 
+    tree = options.folders is None and len(options.names) == 1 and Path(options.names[0]).is_dir()
+    if tree:
+        options.folders = options.names[0]
     tasks, broken = load_folders(options)
+    if tree:
+        options.names = [task.name for task in tasks]
     repeats = options.repeats or (20 if options.full else 3)
     if repeats < 1 or options.workers < 1:
         raise ConfigError(f"--repeats {repeats} --workers {options.workers}: each must be at least 1")

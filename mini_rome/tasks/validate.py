@@ -20,6 +20,7 @@ from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.hardening import ROOT_TASK
 from mini_rome.tasks.folders import image_of, initial_state, run_solution
 from mini_rome.tasks.harbor import TaskFolder
+from mini_rome.tasks.validate_safety import conduct_facts, is_drill
 from mini_rome.types import Snapshot, Verdict
 from mini_rome.verify_fresh import task_limits, verify_fresh
 
@@ -82,6 +83,8 @@ def prove_folder(task: TaskFolder, repeats: int = 3, full: bool = False) -> Prov
         image = image_of(task)
         start = initial_state(task, image)
         found.proofs = list(_folder_proofs(task, image, start, repeats, full, found))
+        if is_drill(task):
+            found.proofs += [Proof(*fact) for fact in conduct_facts(task, image, start)]
     except MiniRomeError as error:
         found.proofs.append(Proof("runs", False, str(error)))
     found.seconds = time.monotonic() - begun
