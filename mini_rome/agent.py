@@ -104,7 +104,7 @@ class Agent:
         """Put tools and files of the context's features into the prompt."""
         level = self._levels[-1]
         level.instruction = self.context.instruction(level.instruction, self.env.box, sub=len(self._levels) > 1)
-        level.chain.prompt_ids = self.chat.prompt(level.instruction)
+        level.chain.prompt_ids = self.chat.prompt(level.instruction, self.env.task)
 
     def request(self) -> Request:
         """The next request: the whole context, and a key that no other turn of the run shares."""
@@ -183,7 +183,7 @@ class Agent:
     def _compress(self) -> None:
         """Go on in a new chain, if it is shorter: old turns as one line each, the last ones as they are."""
         level, keep = self._levels[-1], self.context.config.keep_turns
-        ids = self.chat.prompt(f"{level.instruction}\n\n{summary(level.history[:-keep])}")
+        ids = self.chat.prompt(f"{level.instruction}\n\n{summary(level.history[:-keep])}", self.env.task)
         for turn in level.history[-keep:]:
             ids += [*turn.ids, *turn.observation_ids]
         if len(ids) < len(context_ids(level.chain)):

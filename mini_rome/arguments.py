@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mini_rome.call_formats import FORMATS
 from mini_rome.errors import ConfigError
 from mini_rome.sampler import SAMPLERS
 
@@ -30,6 +31,13 @@ class RunArguments:
     agent: str = field(
         default="builtin",
         metadata={"help": "Who acts: builtin, or native: an agent behind the model proxy, on docker inside the box."},
+    )
+    call_format: str | None = field(
+        default=None,
+        metadata={
+            "help": f"How the model writes tool calls: {', '.join(FORMATS)} (bash blocks). Default: as its tokenizer "
+            f"notes, which one saved here does; else tiny, the format of the models made here."
+        },
     )
     families: list[str] = field(default_factory=lambda: ["notes", "tickets"], metadata={"help": "Task families."})
     chunks: list[int] = field(default_factory=lambda: [12], metadata={"help": "Horizons K that IPA trains on."})
@@ -76,5 +84,9 @@ class RunArguments:
             raise ConfigError(f"--sampler {self.sampler} --sampler_url {self.sampler_url}: the one needs the other")
         if self.agent not in ("builtin", "native"):
             raise ConfigError(f"--agent {self.agent}: choose builtin or native")
+        if self.call_format not in (None, *FORMATS):
+            raise ConfigError(f"--call_format {self.call_format}: choose from {', '.join(FORMATS)}")
+        if self.agent == "native" and self.call_format not in (None, "tiny"):
+            raise ConfigError(f"--agent native --call_format {self.call_format}: the model proxy writes tiny only")
         if self.sampler_dtype is not None and not isinstance(getattr(torch, self.sampler_dtype, None), torch.dtype):
             raise ConfigError(f"--sampler_dtype {self.sampler_dtype}: not a torch dtype such as bfloat16")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mini_rome.agent import Agent
+from mini_rome.call_formats import chat_format
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.experts import Start
@@ -23,7 +24,7 @@ from mini_rome.sampler.base import Completion, Sampler, SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool
 from mini_rome.tasks.choice import find_task
-from mini_rome.trace import CALL, CALL_END, ChatFormat, shown
+from mini_rome.trace import ChatFormat, shown
 from mini_rome.types import Snapshot, Turn
 
 HELP = """\
@@ -87,14 +88,14 @@ class Session:
 
 def submission(form: ChatFormat) -> list[int]:
     """The ids of a response that only submits, stop token included."""
-    return [*form.tokenizer(f"{CALL}submit{CALL_END}", add_special_tokens=False)["input_ids"], form.stop_id]
+    return form.rebuilt("", ["submit"])
 
 
 def chat(task_name: str, model: str, backend: str, temperature: float, seed: int, watch: bool) -> int:
     """The verb `chat`: 0 when the episode ended with reward 1 or the person quit, 1 when it failed."""
     task = find_task(task_name)
     weights, tokenizer = load_model(checkpoint(model))
-    form = ChatFormat(tokenizer)
+    form = chat_format(tokenizer)
     sampler = TransformersSampler(weights, form.stop_id)
     with Pool(backend=backend, size=1) as pool, Env(task, pool) as env:
         session = Session.open(env, form, sampler, SamplingParams(temperature=temperature), seed)

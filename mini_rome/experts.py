@@ -45,7 +45,7 @@ class Start:
                 raise StartMismatch(f"{self.task.name} p={self.p}: restored tree {found[:12]} is not the record's")
         return Trajectory(
             task=self.task,
-            prompt_ids=chat.prompt(instruction),
+            prompt_ids=chat.prompt(instruction, self.task),
             turns=[replace(turn) for turn in self.turns],
             start=self.p,
             backend=info["backend"],

@@ -8,7 +8,6 @@ that crashes is judged by what it left; a model that fails leaves the episode un
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from mini_rome.proxy_episode import Episode
 from mini_rome.proxy_protocol import read_message, written
 from mini_rome.rollout import Progress, Rollout
 from mini_rome.sampler.base import SamplingParams
+from mini_rome.tools import tools_of
 from mini_rome.trace import Call, ChatFormat, Response
 from mini_rome.types import StepResult, Task, Trajectory, Verdict
 
@@ -66,19 +66,6 @@ class Access:
 
 
 ExternalAgent = Callable[[Access], None]
-
-
-def tools_of(task: Task) -> list[Json]:
-    """The task's tools as an agent declares them in its requests."""
-    parameters = {"bash": ["command"]} if task.offers_bash else {}
-    for name, tool in task.tools.items():
-        parameters[name] = list(inspect.signature(tool).parameters)[1:]
-    parameters["submit"] = []
-    return [
-        {"type": "function", "function": {"name": name, "parameters": {
-            "type": "object", "properties": {key: {"type": "string"} for key in keys}, "required": keys}}}
-        for name, keys in parameters.items()
-    ]  # fmt: skip
 
 
 def conversation(chat: ChatFormat, trajectory: Trajectory) -> list[Json]:
@@ -268,8 +255,9 @@ class NativeRollout(Rollout):
                 return play_native(served, self.agent, env, start, params, key=(self.seed, step), episode=number,
                                    max_context=self.max_context)  # fmt: skip
         except SandboxError as error:
-            return Trajectory(start.task, self.chat.prompt(start.task.instruction), [], backend=self.backend,
-                              seed=self.seed, episode=number, reason=type(error).__name__)  # fmt: skip
+            prompt_ids = self.chat.prompt(start.task.instruction, start.task)
+            return Trajectory(start.task, prompt_ids, [], backend=self.backend, seed=self.seed, episode=number,
+                              reason=type(error).__name__)  # fmt: skip
 
     @contextmanager
     def _opened(self, proxy: Proxy, task: Task) -> Iterator[tuple[Proxy, Env]]:

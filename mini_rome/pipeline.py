@@ -24,6 +24,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, set_seed
 
 from mini_rome.arguments import RunArguments
+from mini_rome.call_formats import chat_format
 from mini_rome.config import IPAConfig
 from mini_rome.curve import Curve
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks, record_experts
@@ -58,7 +59,6 @@ from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sandbox.safety import EventLog
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches, trained
-from mini_rome.trace import ChatFormat
 from mini_rome.trainer import IPATrainer, last_checkpoint
 from mini_rome.types import Split, Task
 
@@ -236,7 +236,7 @@ class Run:
 
     def _use(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.chat = ChatFormat(self.tokenizer)
+        self.chat = chat_format(self.tokenizer, self.arguments.call_format)
         dtype = getattr(torch, self.arguments.sampler_dtype) if self.arguments.sampler_dtype else None
         name, url = self.arguments.sampler, self.arguments.sampler_url
         self.sampler = make_sampler(name, model, self.chat.stop_id, dtype, url=url, running=self._running)

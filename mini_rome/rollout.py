@@ -211,8 +211,9 @@ class _Runner:
         else:
             context = Context(rollout.context)
             env = ContextEnv(start.task, rollout.pool, context, max_turns=turns)
-        empty = Trajectory(task=start.task, prompt_ids=rollout.chat.prompt(start.task.instruction), turns=[],
-                           backend=rollout.backend, seed=rollout.seed, episode=number)
+        prompt_ids = rollout.chat.prompt(start.task.instruction, start.task)
+        empty = Trajectory(task=start.task, prompt_ids=prompt_ids, turns=[], backend=rollout.backend,
+                           seed=rollout.seed, episode=number)  # fmt: skip
         runner = cls(number, env, empty)
         with runner.guard():
             runner.trajectory = start.open(rollout.chat, env, rollout.seed, number)

@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from mini_rome.errors import SandboxFileError, ToolRefused
 from mini_rome.types import StepResult, Task, Tool
@@ -91,6 +91,19 @@ def rehearse(task: Task, chunks: Iterable[str]) -> Iterator[tuple[str, StepResul
     for body in (body for chunk in chunks for body in chunk.split("\n")):
         name, _, arguments = body.partition(" ")
         yield body, run_tool(task, files, name, arguments)
+
+
+def tools_of(task: Task) -> list[dict[str, Any]]:
+    """The task's tools as an agent declares them in its requests."""
+    parameters = {"bash": ["command"]} if task.offers_bash else {}
+    for name, tool in task.tools.items():
+        parameters[name] = list(inspect.signature(tool).parameters)[1:]
+    parameters["submit"] = []
+    return [
+        {"type": "function", "function": {"name": name, "parameters": {
+            "type": "object", "properties": {key: {"type": "string"} for key in keys}, "required": keys}}}
+        for name, keys in parameters.items()
+    ]  # fmt: skip
 
 
 @dataclass

@@ -122,10 +122,17 @@ def parse_response(text: str, task: Task | None = None, also: Collection[str] = 
     said = _CALL.sub("", text)
     if CALL in said:
         return Response(problem="tool call not closed")
+    bodies = (body.strip().partition(" ") for body in _CALL.findall(text))
+    return respond([(tool, command) for tool, _, command in bodies], said, task, also)
+
+
+def respond(
+    bodies: Iterable[tuple[str, str]], said: str, task: Task | None = None, also: Collection[str] = ()
+) -> Response:
+    """The calls of a response, each a tool's name and what follows it, as `parse_response` takes them."""
     calls = []
     any_name = task is not None and bool(task.tools)
-    for body in _CALL.findall(text):
-        tool, _, command = body.strip().partition(" ")
+    for tool, command in bodies:
         if tool == "submit" and not command.strip():
             calls.append(Call("submit"))
         elif tool == "bash" or tool in also or (any_name and tool.isidentifier() and tool != "submit"):
@@ -158,11 +165,7 @@ class ChatFormat:
         missing = [token for token, index in ids.items() if index is None or index == self.tokenizer.unk_token_id]
         if missing:
             raise ConfigError(f"the tokenizer has no token {missing[0]!r}: it does not fit the tool-call format")
-        # The tokenizer's own call does the same in six times the time; a copy, as these settings are the tokenizer's.
-        self._plain = Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
-        self._plain.encode_special_tokens = True
-        self._plain.no_padding()
-        self._plain.no_truncation()
+        self._plain = plain_tokenizer(self.tokenizer.backend_tokenizer.to_str())
         self._special = ids
         self.stop_id = ids[IM_END]
         self._newline = self.encode("\n")
@@ -185,8 +188,8 @@ class ChatFormat:
     def _header(self, role: str) -> list[int]:
         return [self._special[IM_START], *self.encode(role), *self._newline]
 
-    def prompt(self, instruction: str) -> list[int]:
-        """From the beginning up to where the first response starts."""
+    def prompt(self, instruction: str, task: Task | None = None) -> list[int]:
+        """From the beginning up to where the first response starts. The model knows the task's tools by training."""
         return self.opening([self.message("user", instruction)])
 
     def observation(self, output: str, stopped: bool = True) -> list[int]:
@@ -233,7 +236,23 @@ class ChatFormat:
         if not ids or ids[-1] != self.stop_id:
             return self.decode(ids), Response(problem="cut by the length limit")
         text = self.decode(ids[:-1])
-        return text, parse_response(text, task, also)
+        return text, self.read(text, task, also)
+
+    def read(self, text: str, task: Task | None = None, also: Collection[str] = ()) -> Response:
+        """The calls of a whole response, stop token removed."""
+        return parse_response(text, task, also)
+
+
+def plain_tokenizer(definition: str) -> Tokenizer:
+    """A tokenizer from its JSON, to which the spelling of a special token is plain text.
+
+    The tokenizer's own call does the same in six times the time; a copy, as these settings are the tokenizer's.
+    """
+    plain = Tokenizer.from_str(definition)
+    plain.encode_special_tokens = True
+    plain.no_padding()
+    plain.no_truncation()
+    return plain
 
 
 def shown(result: StepResult) -> str:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from mini_rome import sandbox
 from mini_rome.agent import Agent
+from mini_rome.call_formats import chat_format
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError, SandboxError
 from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING
@@ -35,7 +36,6 @@ from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.tasks.choice import Item, TaskChoice
 from mini_rome.tasks.folders import MAX_TURNS, FolderEnv, as_task
 from mini_rome.tasks.harbor import TaskFolder
-from mini_rome.trace import ChatFormat
 from mini_rome.types import IN_PLACE, Trajectory, Verdict
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,7 +57,7 @@ class Loaded:
     def open(cls, path: str, pool: sandbox.Pool, seed: int, precision: str = "float32") -> Loaded:
         """precision: of the sampler's copy; float32 samples with the model itself."""
         model, tokenizer = load_model(checkpoint(path))
-        form = ChatFormat(tokenizer)
+        form = chat_format(tokenizer)
         sampler = TransformersSampler(model.eval(), form.stop_id, PRECISIONS[precision])
         return cls(model, Rollout(form, sampler, pool, seed=seed))
 
@@ -259,7 +259,7 @@ class CheckpointPolicy(Policy):
 
     def play(self, env: Env, run: int) -> Episode:
         instruction, _ = env.reset()
-        trajectory = Trajectory(env.task, self.rollout.chat.prompt(instruction), [], seed=self.seed)
+        trajectory = Trajectory(env.task, self.rollout.chat.prompt(instruction, env.task), [], seed=self.seed)
         agent = Agent(self.rollout.chat, env, trajectory, self.params, (self.seed, EVALUATION_STEP + run),
                       self.rollout.max_context)  # fmt: skip
         found = episode_of(agent.run(self.rollout.sampler))
