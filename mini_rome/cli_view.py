@@ -1,4 +1,4 @@
-"""`mini-rome view`: a run's episodes as one page; `mini-rome figure forks --trajectory`: one trajectory, resampled."""
+"""`mini-rome view`: a run's episodes as one page; `figure forks --trajectory`: one trajectory, resampled."""
 
 from __future__ import annotations
 

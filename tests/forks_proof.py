@@ -23,7 +23,7 @@ from mini_rome.trace import ChatFormat
 POLICIES = {
     "one crucial chunk (V .3 | 1)": (1.0, 1.0, 0.3, 1.0, 1.0, 1.0, 1.0, 1.0),
     "a weaker one (V .6 | .95)": (1.0, 1.0, 0.63, 1.0, 1.0, 1.0, 0.95, 1.0),
-    "none: every chunk a little hard": (0.97,) * 8,
+    "the last chunk (V .5 everywhere)": (1.0,) * 7 + (0.5,),
 }
 
 
@@ -60,16 +60,16 @@ def true_values(q: Collection[float]) -> list[float]:
 
 
 def measure(q: Collection[float], n: int, repetitions: int, seed: int = 0) -> dict[str, float]:
-    """Coverage of the 95 % intervals; how often the hardest chunk is called crucial, and any other one."""
+    """Coverage of the 95 % intervals; power: how often the hardest chunk is found; false: any sure one (q 1)."""
     values, rng = true_values(q), np.random.default_rng(seed)
-    hardest = int(np.argmin(list(q))) if min(q) < 0.9 else -1
+    hardest, sure = int(np.argmin(list(q))), {k for k, chance in enumerate(q) if chance == 1.0}
     covered = found = wrong = 0
     for _ in range(repetitions):
         won = [int(x) for x in rng.binomial(n, values)]
         forks = Forks(won, [n] * len(won), crucial_chunks(won, [n] * len(won)))
         covered += sum(row["low"] <= v <= row["high"] for row, v in zip(forks.points(), values, strict=True))
         found += hardest in forks.crucial
-        wrong += bool(set(forks.crucial) - {hardest})
+        wrong += bool(sure & set(forks.crucial))
     return {
         "coverage": covered / repetitions / len(values), "power": found / repetitions, "false": wrong / repetitions
     }  # fmt: skip
@@ -81,8 +81,7 @@ def main(repetitions: int) -> None:
     for name, q in POLICIES.items():
         for n in (16, 32, 64, 128):
             found = measure(q, n, repetitions)
-            power = f"{found['power']:.3f}" if min(q) < 0.9 else "-"
-            print(f"{name:<34}{n:>5}{found['coverage']:>10.3f}{power:>8}{found['false']:>8.3f}")
+            print(f"{name:<34}{n:>5}{found['coverage']:>10.3f}{found['power']:>8.3f}{found['false']:>8.3f}")
 
 
 if __name__ == "__main__":
