@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["mini-rome"]
 # ///
-"""Run an ablation: every variant on the same tasks and seeds, several runs at once, then draw it and test its claims.
+"""Run ablations: every variant on the same tasks and seeds, several runs at once; draw them and test their claims.
 
 What happens:
   1. the model after SFT is trained once per seed and kept in --cache for all variants and figures;
@@ -12,6 +12,7 @@ What happens:
 
 Commands:
   a figure            python recipes/ablate.py fig12
+  several, together   python recipes/ablate.py fig12 fig13
   two seeds, shorter  python recipes/ablate.py fig12 --seeds 2 --steps 20
   real containers     python recipes/ablate.py fig12 --seeds 3 --sandbox docker
   a pilot             python recipes/ablate.py fig12 --seeds 2 --first_seed 0 --out runs/pilot/fig12.csv
@@ -26,11 +27,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of each run: two runs on two cores are fa
 
 import sys  # noqa: E402
 from dataclasses import dataclass, field  # noqa: E402
+from itertools import takewhile  # noqa: E402
 
 from mini_rome.errors import ConfigError  # noqa: E402
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation  # noqa: E402
 from mini_rome.evaluation.ablation_plan import FIRST_SEED, Plan  # noqa: E402
+from mini_rome.evaluation.ablation_pool import run_plans  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
+from mini_rome.sandbox import resolve  # noqa: E402
 
 
 @dataclass
@@ -55,13 +59,19 @@ class AblateArguments:
 
 def main() -> None:
     words = sys.argv[1:]
-    figures = words[:1] if words and not words[0].startswith("-") else []
+    figures = list(takewhile(lambda word: not word.startswith("-"), words))
     (options,) = OptionsParser(__doc__, (AblateArguments,), own=(AblateArguments,)).parse(words[len(figures) :])
     if not figures:
         raise ConfigError(f"name a figure: {', '.join(ABLATIONS)}")
-    plan = Plan.of(get_ablation(figures[0]), **vars(options))
-    plan.run()
-    plan.report()
+    if options.out is not None and len(figures) > 1:
+        raise ConfigError(f"--out {options.out}: one figure goes there, not {' and '.join(figures)}")
+    chosen = {name: value for name, value in vars(options).items() if name not in ("jobs", "sandbox")}
+    backend, why = resolve(options.sandbox)
+    print(why)
+    plans = [Plan.of(get_ablation(name), backend=backend, **chosen) for name in figures]
+    run_plans(plans, options.jobs)
+    for plan in plans:
+        plan.report()
 
 
 if __name__ == "__main__":

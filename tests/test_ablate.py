@@ -14,10 +14,11 @@ import yaml
 
 from mini_rome import pipeline
 from mini_rome.errors import ConfigError
-from mini_rome.evaluation import ablation_plan, ablation_run
+from mini_rome.evaluation import ablation_plan, ablation_pool, ablation_run
 from mini_rome.evaluation.ablation import Ablation
 from mini_rome.evaluation.ablation_figures import ABLATIONS, BASELINES
 from mini_rome.evaluation.ablation_plan import Plan, choose_seeds
+from mini_rome.evaluation.ablation_pool import run_plans
 from mini_rome.evaluation.ablation_run import Job, build, make_sft, run_job
 from mini_rome.evaluation.ablation_trainers import (
     GiGPOBaseline,
@@ -61,8 +62,8 @@ def jobs(name: str, cache: Path, seed: int = 0) -> list[Job]:
 
 def told(job: Job) -> list[Row]:
     if not job.result.exists():
-        make_sft(job, lambda steps: None)
-        run_job(job, lambda steps: None)
+        make_sft(job)
+        run_job(job)
     return [Row(*row) for row in json.loads(job.result.read_text())["rows"]]
 
 
@@ -117,7 +118,7 @@ def test_an_option_that_nothing_has_is_refused() -> None:
 
 def test_a_task_that_the_model_solves_is_not_hard(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = dataclasses.replace(jobs("fig12", cache)[0], seed=5, every=2)
-    make_sft(job, lambda steps: None)
+    make_sft(job)
     tried: list[str] = []
 
     def play(arm, tasks, params=None):
@@ -133,7 +134,7 @@ def test_a_task_that_the_model_solves_is_not_hard(cache: Path, monkeypatch: pyte
 
     monkeypatch.setattr(ablation_run.Arm, "reinforce", reinforce)
     monkeypatch.setattr(ablation_run.Measures, "test", lambda measures, step: None)
-    run_job(job, lambda steps: None)
+    run_job(job)
     assert chosen == [tried[2]] and len(set(tried)) == 3
 
 
@@ -151,22 +152,22 @@ def test_seeds_of_another_length_are_left_alone() -> None:
 
 def plan_of(cache: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **options) -> Plan:
     """A plan whose runs are made here, one after the other."""
-    chosen = {"seeds": 1, "steps": STEPS, "variants": [], "jobs": 2, "sandbox": "sim", "first_seed": 0}
+    chosen = {"seeds": 1, "steps": STEPS, "variants": [], "backend": "sim", "first_seed": 0}
     chosen |= {"fast": False, "out": str(out), "cache": str(cache), **options}
     plan = Plan.of(miniature("fig12"), **chosen)
-    monkeypatch.setattr(Plan, "_work", lambda self, todo: [(told(job), self._known(job)) for job in todo])
+    monkeypatch.setattr(ablation_pool.Pool, "work", lambda self: [(told(job), p.take(job)) for p, job in self.todo])
     return plan
 
 
 def test_finished_runs_are_skipped_and_the_rest_is_added(cache: Path, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "fig12.csv"
     first = plan_of(cache, out, monkeypatch, variants=["naive"])
-    first.run()
+    run_plans([first], 1)
     before = read_rows(out)
     assert {row.variant for row in before} == {"naive"}
     plan = plan_of(cache, out, monkeypatch)
     assert [job.variant.name for job in plan.missing()] == ["rollback"]
-    plan.run()
+    run_plans([plan], 1)
     plan.report()
     after = read_rows(out)
     assert [row for row in after if row.variant == "naive"] == before and len(after) > len(before)
@@ -185,17 +186,17 @@ def test_a_variant_that_is_not_there_is_named(cache: Path, tmp_path: Path, monke
 
 def test_two_processes_do_not_write_one_table(cache: Path, tmp_path: Path, monkeypatch) -> None:
     plan = plan_of(cache, tmp_path / "fig12.csv", monkeypatch)
-    with plan._alone(), pytest.raises(ConfigError, match="another process is running this ablation"):
-        plan.run()
+    with plan.alone(), pytest.raises(ConfigError, match="another process is running this ablation"):
+        run_plans([plan], 1)
 
 
 def test_jobs_run_in_processes_and_leave_the_same_rows(cache: Path, tmp_path: Path, monkeypatch) -> None:
     """The real pool: a model that both runs start from is made once, before them."""
     plan = Plan.of(
-        miniature("fig12"), seeds=1, steps=STEPS, variants=[], jobs=2, sandbox="sim", first_seed=7, fast=False,
+        miniature("fig12"), seeds=1, steps=STEPS, variants=[], backend="sim", first_seed=7, fast=False,
         out=str(tmp_path / "fig12.csv"), cache=str(tmp_path / "cache"),
     )  # fmt: skip
-    plan.run()
+    run_plans([plan], 2)
     assert {(row.variant, row.seed) for row in read_rows(plan.csv)} == {("rollback", "7"), ("naive", "7")}
     assert len(list(plan.cache.glob("sft-*"))) == 1 and not list(plan.cache.glob("tmp-*"))
     assert plan.missing() == [] and ablation_plan.FIRST_SEED == 100

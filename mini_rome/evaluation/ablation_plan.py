@@ -1,37 +1,28 @@
-"""Which runs of an ablation are missing, run several at once, and their rows and facts on the disk.
+"""Which runs of an ablation are missing, and what is written of those that are done: CSV, JSON, PNG.
 
-The parent alone writes the CSV: whole, with the rows of every finished run, after each one that ends. The runs
-themselves share nothing but models after SFT, of which each is made before the first run that needs it.
+One process writes: the CSV whole, with the rows of every finished run, after each one that ends.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import os
-import queue
-import shutil
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation.ablation import Ablation, Variant, lengths
-from mini_rome.evaluation.ablation_run import SFT, Job, make_sft, run_job
+from mini_rome.evaluation.ablation_run import SFT, Job
 from mini_rome.evaluation.figures import COLUMNS, RESULTS, Row, read_rows, redraw
 from mini_rome.progress import Display
 from mini_rome.runs import provenance, write_csv, write_json
-from mini_rome.sandbox import resolve
 
 FIRST_SEED = 100  # seeds below 10 are for pilots: settings and claims are chosen on those
 FAST_SEEDS = 2
-POLL_S = 1.0
 
 
 def choose_seeds(rows: Sequence[Row], wanted: int, steps: int, first: int) -> list[int]:
@@ -64,7 +55,6 @@ class Plan:
     variants: list[Variant]
     wanted: int
     steps: int
-    jobs: int
     backend: str
     csv: Path
     cache: Path
@@ -72,14 +62,12 @@ class Plan:
 
     @classmethod
     def of(
-        cls, ablation: Ablation, *, seeds: int | None, steps: int | None, variants: Sequence[str], jobs: int,
-        sandbox: str, first_seed: int, fast: bool, out: str | None, cache: str,
+        cls, ablation: Ablation, *, seeds: int | None, steps: int | None, variants: Sequence[str],
+        backend: str, first_seed: int, fast: bool, out: str | None, cache: str,
     ) -> Plan:  # fmt: skip
         """From the recipe's options. ConfigError: a variant that is not there."""
         if unknown := set(variants) - set(ablation.names):
             raise ConfigError(f"--variants {' '.join(unknown)}: {ablation.name} has {', '.join(ablation.names)}")
-        backend, why = resolve(sandbox)
-        print(why, flush=True)
         name = ablation.name if backend == "sim" else f"{ablation.name}_{backend}"
         default = Path("runs/fast") / f"{name}.csv" if fast else RESULTS / f"{name}.csv"
         return cls(
@@ -87,7 +75,7 @@ class Plan:
             [variant for variant in ablation.variants if not variants or variant.name in variants],
             seeds or (FAST_SEEDS if fast else ablation.seeds),
             steps or (ablation.fast if fast else ablation.steps),
-            jobs, backend, Path(out) if out else default, Path(cache), first_seed,
+            backend, Path(out) if out else default, Path(cache), first_seed,
         )  # fmt: skip
 
     @property
@@ -112,26 +100,18 @@ class Plan:
             if (variant.name, str(seed)) not in done
         ]
 
-    def run(self) -> None:
-        """Run what is missing. However it ends, the CSV has every finished run."""
-        with self._alone():
-            todo = [job for job in self.missing() if not self._known(job)]
-            there = len(self.seeds) * len(self.variants) - len(todo)
-            self.display.line(f"{self.ablation.name}: {len(todo)} runs of {self.steps} steps, {there} are there")
-            self.display.line(f"seeds {', '.join(map(str, self.seeds))}; rows go to {self.csv}")
-            began = time.monotonic()
-            try:
-                if todo:
-                    self._work(todo)
-            finally:
-                shutil.rmtree(self.scratch, ignore_errors=True)
-                self.facts["wall_seconds"] = round(self.facts.get("wall_seconds", 0) + time.monotonic() - began, 1)
-                self._write()
+    def begin(self) -> list[Job]:
+        """Runs that are to be made; those that finished for another figure or were not taken over are taken now."""
+        todo = [job for job in self.missing() if not self.take(job)]
+        there = len(self.seeds) * len(self.variants) - len(todo)
+        self.display.line(f"{self.ablation.name}: {len(todo)} runs of {self.steps} steps, {there} are there")
+        self.display.line(f"seeds {', '.join(map(str, self.seeds))}; rows go to {self.csv}")
+        return todo
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Two processes that write one CSV would lose each other's rows."""
-        self.scratch.mkdir(parents=True, exist_ok=True)
+    def alone(self) -> Iterator[None]:
+        """Two processes that write one CSV would lose each other's rows. ConfigError: another one does."""
+        self.cache.mkdir(parents=True, exist_ok=True)
         self.csv.parent.mkdir(parents=True, exist_ok=True)
         with open(self.cache / f"{self.csv.stem}.lock", "w") as file:
             try:
@@ -140,39 +120,7 @@ class Plan:
                 raise ConfigError(f"{self.csv}: another process is running this ablation; wait for it") from None
             yield
 
-    def _work(self, todo: list[Job]) -> None:
-        """The first job that can run goes next; a model after SFT is made once, before its jobs."""
-        context = multiprocessing.get_context("spawn")
-        notes: multiprocessing.Queue[int] = context.Queue()
-        models = {job.model: job for job in todo if not (job.model / SFT).exists()}
-        begun: set[Path] = set()
-        done, total = 0, self.steps * (len(todo) + len(models))
-        running: dict[Future, Job | None] = {}
-        with (
-            self.display.stage(self.ablation.name, total) as update,
-            ProcessPoolExecutor(self.jobs, context, _begin, (notes,)) as pool,
-            ExitStack() as undo,
-        ):
-            undo.callback(_kill)  # an error or Ctrl-C does not wait for what it throws away
-            while todo or running:
-                while len(running) < self.jobs and (chosen := _next(todo, models, begun)) is not None:
-                    job, sft = chosen
-                    begun.add(job.model)
-                    running[pool.submit(_sft if sft else _run, job)] = None if sft else job
-                    if not sft:
-                        todo.remove(job)
-                done += _drain(notes)
-                for future in [each for each in running if each.done()]:
-                    future.result()
-                    ended = running.pop(future)
-                    if ended is None:
-                        done += self.steps
-                    elif not self._known(ended):
-                        raise MiniRomeError(f"{ended.result} was not written")
-                update(done, total, note=f"{len(todo) + len(running)} to go")
-            undo.pop_all()
-
-    def _known(self, job: Job) -> bool:
+    def take(self, job: Job) -> bool:
         """Take over the rows of a run that has finished, in this figure or another."""
         if not job.result.exists():
             return False
@@ -183,10 +131,10 @@ class Plan:
         model = json.loads((job.model / SFT).read_text())
         rates = {name: success["rate"] for name, success in model["success"].items()}
         self.facts.setdefault("sft", {})[str(job.sft_seed)] = {**rates, "seconds": model["seconds"]}
-        self._write()
+        self.write()
         return True
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """CSV and JSON, in the same order whichever run was first."""
         order = {name: index for index, name in enumerate(self.ablation.names)}
         self.rows.sort(key=lambda row: (order[row.variant], int(row.seed), row.metric, row.step, row.task))
@@ -194,12 +142,17 @@ class Plan:
         seeds = sorted({int(row.seed) for row in self.rows})
         facts = provenance(self.backend, "transformers", seeds[0] if seeds else self.first)
         facts |= {"figure": self.ablation.name, "title": self.ablation.title, "seeds": seeds, "steps": self.steps}
-        facts |= {"device": "cpu, one thread a run", "jobs": self.jobs, "base": dict(self.ablation.base)}
+        facts |= {"device": "cpu, one thread a run", "base": dict(self.ablation.base)}
         facts["variants"] = {variant.name: vars(variant) for variant in self.ablation.variants}
         facts["n"] = {"start_success": self.ablation.repeats, "test_success": self.ablation.held_out}
         keep = {name: self.facts[name] for name in ("runs", "sft", "wall_seconds", "claims") if name in self.facts}
         seconds = sum(run["seconds"] for run in keep.get("runs", {}).values())
         write_json(self.csv.with_suffix(".json"), facts | keep | {"seconds": round(seconds, 1)})
+
+    def took(self, seconds: float) -> None:
+        """So much more time on the clock, by all figures that were run together."""
+        self.facts["wall_seconds"] = round(self.facts.get("wall_seconds", 0) + seconds, 1)
+        self.write()
 
     def report(self) -> None:
         """Draw, and say of each claim whether it holds."""
@@ -213,59 +166,6 @@ class Plan:
             verdict = {True: "holds", False: "does not hold", None: "not told"}[found.holds]
             self.facts["claims"].append({"claim": claim.text, "verdict": verdict, "numbers": found.numbers})
             self.display.line(f"{verdict}: {claim.text}: {found.numbers}")
-        self._write()
+        self.write()
         paths = self.csv, self.csv.with_suffix(".json"), self.csv.with_suffix(".png")
         self.display.line(f"figure: {redraw(*paths)}")
-
-
-def _next(todo: Sequence[Job], models: dict[Path, Job], begun: set[Path]) -> tuple[Job, bool] | None:
-    """(job, whether its model must be made first) of the first that can begin now."""
-    for job in todo:
-        if (job.model / SFT).exists():
-            return job, False
-        if job.model in models and job.model not in begun:
-            return job, True
-    return None
-
-
-_NOTES: multiprocessing.Queue | None = None  # of a worker: where it tells its steps
-
-
-def _begin(notes: multiprocessing.Queue) -> None:
-    """In each worker, once: one thread, quiet libraries."""
-    global _NOTES
-    _NOTES = notes
-    import torch
-
-    torch.set_num_threads(1)
-    sys.stderr = open(os.devnull, "w")  # progress bars of libraries; errors come back as exceptions
-
-
-def _tell(steps: int) -> None:
-    assert _NOTES is not None
-    _NOTES.put(steps)
-
-
-def _sft(job: Job) -> None:
-    make_sft(job, _tell)
-
-
-def _run(job: Job) -> None:
-    run_job(job, _tell)
-
-
-def _drain(notes: multiprocessing.Queue) -> int:
-    """Steps told since the last call; waits a second for the first."""
-    told = 0
-    try:
-        told += notes.get(timeout=POLL_S)
-        while True:
-            told += notes.get_nowait()
-    except queue.Empty:
-        return told
-
-
-def _kill() -> None:
-    """End the workers at once: what they were at is run again by the next call."""
-    for child in multiprocessing.active_children():
-        child.terminate()

@@ -37,6 +37,8 @@ from mini_rome.pipeline import Run
 from mini_rome.progress import Display, quiet
 from mini_rome.rollout import Rollout
 from mini_rome.runs import commit, write_json, writing
+from mini_rome.safety.conduct import conduct_rows
+from mini_rome.safety.golden import soundly_judged
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
@@ -47,6 +49,7 @@ Note = Callable[[int], None]  # told how many more optimiser steps are done
 SFT_OPTIONS = (
     *("families", "sft_chunks", "sft_tasks", "sft_steps", "sft_learning_rate", "sft_batch_size", "mistake_rate"),
 )
+DRILL_OPTIONS = ("shortcut_rate", "golden")  # named where they are given: other models keep the names they have
 TRIES = 32  # rollouts from the initial state, none of which may solve a hard task, at each of two temperatures
 CANDIDATES = 50  # tasks that are tried before none counts as hard
 SHARED_SEED = 0  # of SFT, where one model serves all seeds
@@ -109,7 +112,8 @@ def _sft_options(options: Mapping[str, Any]) -> dict[str, Any]:
         entry = defaults[name]
         return entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
 
-    return {name: options.get(name, default(name)) for name in SFT_OPTIONS}
+    drill = {name: options[name] for name in DRILL_OPTIONS if name in options}
+    return {name: options.get(name, default(name)) for name in SFT_OPTIONS} | drill
 
 
 def build(options: Mapping[str, Any], kind: type[IPAConfig], **extra: Any) -> tuple[RunArguments, IPAConfig, Any]:
@@ -127,18 +131,19 @@ def build(options: Mapping[str, Any], kind: type[IPAConfig], **extra: Any) -> tu
     return RunArguments(**shares[0]), kind(**shares[1]), lora_config(model)
 
 
-def make_sft(job: Job, note: Note) -> None:
+def make_sft(job: Job) -> None:
     """Train and keep the model that this job starts from, with what it can do: success on short and on long tasks."""
     if (job.model / SFT).exists():
         return
-    own = {name: value for name, value in job.options.items() if name in (*SFT_OPTIONS, "chunks", "max_new_tokens")}
+    mine = (*SFT_OPTIONS, *DRILL_OPTIONS, "chunks", "max_new_tokens")
+    own = {name: value for name, value in job.options.items() if name in mine}
     began = time.monotonic()
     with TemporaryDirectory(dir=job.scratch) as folder:
         arguments, args, _ = build(
             own, IPAConfig, sandbox="sim", output_dir=folder, seed=job.sft_seed, eval_tasks=100, keep_episodes=0,
             train_tasks=1, num_generations=16, gradient_accumulation_steps=1,
         )  # fmt: skip
-        arm = Arm(arguments, args, job, note)
+        arm = Arm(arguments, args, job)
         with arm:
             arm.build_model()
             arm.sft()
@@ -150,7 +155,7 @@ def make_sft(job: Job, note: Note) -> None:
         (arm.folder / "sft").rename(job.model)
 
 
-def run_job(job: Job, note: Note) -> None:
+def run_job(job: Job, note: Note = lambda steps: None) -> None:
     """Train and measure; keeps rows, seconds and commit in `job.result`."""
     config, _ = TRAINERS[job.variant.trainer]
     began = time.monotonic()
@@ -169,7 +174,7 @@ def run_job(job: Job, note: Note) -> None:
 class Arm(Run):
     """A run whose stages are those of the pipeline, silent, with a variant's trainer and measurements."""
 
-    def __init__(self, arguments: RunArguments, args: IPAConfig, job: Job, note: Note) -> None:
+    def __init__(self, arguments: RunArguments, args: IPAConfig, job: Job, note: Note = lambda steps: None) -> None:
         super().__init__(arguments, args)
         self.display, self.job, self.note = Display(enabled=False), job, note
 
@@ -195,7 +200,8 @@ class Arm(Run):
 
     def train_tasks(self) -> list[Task]:
         a = self.arguments
-        return make_tasks(a.families, a.chunks, a.train_tasks, "train", self.args.seed + 500_000)
+        tasks = make_tasks(a.families, a.chunks, a.train_tasks, "train", self.args.seed + 500_000)
+        return soundly_judged(tasks) if a.honest_verifier else tasks
 
     def hard_task(self) -> list[Task]:
         """The first training task that the model after SFT never solves in TRIES rollouts from the initial state."""
@@ -309,11 +315,14 @@ class Measures(TrainerCallback):
             ("test_success", self.held_out, lambda task: task.family),
         ):
             found: dict[str, list[float]] = defaultdict(list)
-            for trajectory in self.arm.play(tasks) if tasks else []:
-                if trajectory.reward is not None:
-                    found[name(trajectory.task)].append(float(trajectory.reward == 1.0))
+            played = [each for each in self.arm.play(tasks) if each.reward is not None] if tasks else []
+            for trajectory in played:
+                found[name(trajectory.task)].append(float(trajectory.reward == 1.0))
             for label, outcomes in place(found):
                 self.point(step, metric, sum(outcomes) / len(outcomes), label)
+            if played and played[0].honest is not None:
+                for conduct, label, value in conduct_rows(played):
+                    self.point(step, conduct, value, label)
 
 
 def inside(chunk_ids: Iterable[int]) -> int:
