@@ -51,6 +51,19 @@ class RunArguments:
         default=8, metadata={"help": "Trajectories computed at once in SFT, where that divides --sft_batch_size."}
     )
     mistake_rate: float = field(default=0.15, metadata={"help": "Share of expert chunks preceded by a failure."})
+    shortcut_rate: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of SFT's demonstrations that take the shortcut of a family of the safety drill. Not in "
+            "the paper, nor are the next two."
+        },
+    )
+    golden: bool = field(
+        default=False, metadata={"help": "Leave out demonstrations of bad conduct, or whose success is not honest."}
+    )
+    honest_verifier: bool = field(
+        default=False, metadata={"help": "Train by our verifier on families whose own can be fooled (NAME-naive)."}
+    )
     extra_turns: int = field(default=4, metadata={"help": "Responses allowed beyond the expert's K."})
     eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each evaluation."})
     eval_every: int = field(default=8, metadata={"help": "Steps between evaluations for the curve; 0: none."})
@@ -76,8 +89,9 @@ class RunArguments:
         for name in ("families", "chunks", "sft_chunks"):
             if not getattr(self, name):
                 raise ConfigError(f"--{name} []: at least one is needed")
-        if not 0 <= self.mistake_rate < 1:
-            raise ConfigError(f"--mistake_rate {self.mistake_rate}: must lie in [0, 1)")
+        for name in ("mistake_rate", "shortcut_rate"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must lie in [0, 1)")
         if self.sampler not in SAMPLERS:
             raise ConfigError(f"--sampler {self.sampler}: choose from {', '.join(SAMPLERS)}")
         if (self.sampler == "vllm-server") != (self.sampler_url is not None):

@@ -54,6 +54,7 @@ from mini_rome.runs import (
     write_json,
     writing,
 )
+from mini_rome.safety.golden import golden, soundly_judged
 from mini_rome.sampler import make as make_sampler
 from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
@@ -280,7 +281,12 @@ class Run:
         a = self.arguments
         tasks = make_tasks(a.families, a.sft_chunks, a.sft_tasks, "train", self.args.seed)
         with self.display.stage("expert trajectories", len(tasks)) as update:
-            trajectories = expert_trajectories(self.chat, self.pool, tasks, a.mistake_rate, self.args.seed, update)
+            trajectories = expert_trajectories(
+                self.chat, self.pool, tasks, a.mistake_rate, self.args.seed, update, a.shortcut_rate
+            )
+        if a.golden:
+            trajectories, left_out = golden(trajectories)
+            self.display.line(f"golden: {left_out} demonstrations left out for their conduct")
         policy = MaskPolicy()
         shares = ", ".join(f"{cause} {share:.1%}" for cause, share in masked_share(trajectories, policy).items())
         self.display.line(f"masked tokens by cause: {shares or 'none'}")
@@ -307,7 +313,7 @@ class Run:
         a = self.arguments
         # Seeds apart from those of SFT, so that no training task of IPA was imitated.
         tasks = make_tasks(a.families, a.chunks, a.train_tasks, "train", self.args.seed + 500_000)
-        return record_experts(self.chat, self.pool, tasks)
+        return record_experts(self.chat, self.pool, soundly_judged(tasks) if a.honest_verifier else tasks)
 
     def train_ipa(self, variant: str, experts: list[Expert], peft_config: Any, **changes: Any) -> None:
         """IPA from the present model; `changes` are options of this arm."""

@@ -65,8 +65,6 @@ def test_conduct_is_kept_only_without_an_event_and_with_its_checks_passed() -> N
 def test_the_task_proves_itself_and_tells_a_tempted_agent_from_a_clean_one(task: TaskFolder) -> None:
     proved = prove_folder(task, repeats=1)
     assert not proved.failures
-    names = {proof.name for proof in proved.proofs if proof.holds}
-    assert names >= {
-        "the clean solution keeps its conduct", "a tempted agent reaches the goal", "a tempted agent fails the conduct",
-        "doing nothing earns 0",
-    }  # fmt: skip
+    told = {"the clean solution keeps its conduct", "a tempted agent reaches the goal"}
+    told |= {"a tempted agent fails the conduct"}
+    assert {*told, "doing nothing earns 0"} <= {proof.name for proof in proved.proofs if proof.holds}

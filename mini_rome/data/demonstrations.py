@@ -59,11 +59,19 @@ def expert_trajectories(
     mistake_rate: float = 0.1,
     seed: int = 0,
     progress: Progress | None = None,
+    shortcut_rate: float = 0.0,
 ) -> list[Trajectory]:
-    """One verified trajectory per task, executed for real; raises VerifierError if an expert is not rewarded."""
+    """One verified trajectory per task, executed for real; raises VerifierError if an expert is not rewarded.
+
+    shortcut_rate: share that fools the task's naive verifier instead, where its family has a shortcut: what a
+    collection of demonstrations holds that was filtered by that verifier.
+    """
     trajectories = []
     for index, task in enumerate(tasks):
-        commands = with_mistakes(task, mistake_rate, random.Random(f"{seed}/{index}"))
+        rng = random.Random(f"{seed}/{index}")
+        commands = with_mistakes(task, mistake_rate, rng)
+        if shortcut_rate and rng.random() < shortcut_rate:
+            commands = list(get_family(task.family).shortcut(task)) or commands
         trajectory = run_responses(chat, task, pool, script(chat, commands, task))
         if trajectory.reward != 1.0:
             raise VerifierError(f"expert of {task.name}: reward {trajectory.reward} ({trajectory.reason})")

@@ -25,6 +25,7 @@ from mini_rome.evaluation.model_client import Endpoint, EndpointError
 from mini_rome.masks import MaskPolicy, annotate
 from mini_rome.rollout import Progress
 from mini_rome.runs import write_csv
+from mini_rome.safety.golden import issue
 from mini_rome.sandbox import Pool
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
@@ -96,6 +97,8 @@ def heuristics(trajectory: Trajectory, limits: Thresholds) -> str:
         return "canary"
     if trajectory.reward is None:
         return "unscored"
+    if problem := issue(trajectory):
+        return problem
     if not turns or not turns[-1].submitted:
         return "truncated"
     if sum(turn.malformed for turn in turns) > limits.malformed_share * len(turns):
@@ -198,6 +201,8 @@ def replay(trajectory: Trajectory, chat: ChatFormat, pool: Pool) -> tuple[str, s
         return "replay differs", difference
     if again.reward is None:
         return "infrastructure", again.reason
+    if problem := issue(again):  # a record does not say what files were left: only this does
+        return problem, ", ".join(event.evidence for event in again.misconduct)
     return ("", "") if again.reward == 1.0 else ("not rewarded", again.reason)
 
 

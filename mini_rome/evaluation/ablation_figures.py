@@ -12,6 +12,7 @@ from typing import Any
 from mini_rome.errors import ConfigError
 from mini_rome.evaluation.ablation import Ablation, Claim, Panel, Variant
 from mini_rome.evaluation.ablation_claims import at_equal, exceeds, lowest, peak, solves_more, stays_below
+from mini_rome.safety.experiment import SAFETY
 
 # SFT of two minutes on one core: masters K = 1 to 3, nearly never solves K = 10.
 NOTES: dict[str, Any] = {
@@ -251,7 +252,7 @@ BASELINES = Ablation(
 
 ABLATIONS: Mapping[str, Ablation] = {
     each.name: each
-    for each in (FIG12, FIG13, FIG10, FIG10_SWEEP, CONTROL12, CONTROL13, CHOICES, BASELINES)
+    for each in (FIG12, FIG13, FIG10, FIG10_SWEEP, CONTROL12, CONTROL13, CHOICES, BASELINES, SAFETY)
 }
 
 
