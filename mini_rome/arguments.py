@@ -74,6 +74,9 @@ class RunArguments:
         default=8,
         metadata={"help": "Training episodes of a step kept for `mini-rome view`, and all of evaluations; 0: none."},
     )
+    timeline: bool = field(
+        default=False, metadata={"help": "Record where the time of IPA's steps goes: timeline.csv in its folder."}
+    )
     boxes: int = field(default=64, metadata={"help": "Sandboxes open at once, at most."})
 
     def __post_init__(self) -> None:

@@ -5,7 +5,9 @@ The part of the trainer that knows of sampler, curriculum and rollouts, and noth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from mini_rome.ahead import Ahead, Batch, Plan, ahead_metrics, check_versions, d
 from mini_rome.chunking import OUTSIDE, PackedSample, pack
 from mini_rome.config import IPAConfig
 from mini_rome.curriculum import Curriculum
+from mini_rome.device import Device
 from mini_rome.episodes import Recorder
 from mini_rome.errors import ConfigError
 from mini_rome.groups import without_variance
@@ -26,6 +29,7 @@ from mini_rome.layout import Rows, score
 from mini_rome.metrics import Outcome, batch_metrics
 from mini_rome.rollout import Progress, Rollout
 from mini_rome.sampler.base import SamplingParams
+from mini_rome.timeline import STEP, note, span
 from mini_rome.types import Trajectory
 
 
@@ -34,12 +38,21 @@ class AroundStep(TrainerCallback):
 
     def __init__(self, trainer: CollectingTrainer) -> None:
         self.trainer = trainer
+        self.begun = self.stepping = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.begun = time.monotonic()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.trainer.finish_ahead()
+        self.stepping = time.monotonic()
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        note("train", self.stepping)
 
     def on_step_end(self, args, state, control, **kwargs):
         self.trainer.advance()
+        note(STEP, self.begun)
 
 
 class CollectingTrainer(GRPOTrainer):
@@ -60,6 +73,9 @@ class CollectingTrainer(GRPOTrainer):
         self._left_out = torch.empty(0)  # (B,) bool, by filter_groups
         if args.async_ratio:
             own_weights(rollout.sampler, model)
+        if args.multiplex and not rollout.cancels:
+            raise ConfigError("--multiplex true: an external agent asks for tokens when it likes, not in turn")
+        self.device = Device(rollout.sampler if args.multiplex else None)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As ever; however it ends, no thread is left that draws rollouts."""
@@ -68,10 +84,19 @@ class CollectingTrainer(GRPOTrainer):
                 f"--async_ratio {self.args.async_ratio}: DeepSpeed changes the weights inside the backward pass, "
                 f"before pi_old can be scored. Use FSDP2, or --pi_old_source sampler."
             )
+        self.rollout.turn = self.device.sampling
         try:
             return super().train(*args, **kwargs)
         finally:
             self.ahead.close()
+            self.rollout.turn = nullcontext
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As ever; the device is the trainer's from when the inputs are ready until the backward pass is done."""
+        try:
+            return super().training_step(*args, **kwargs)
+        finally:
+            self.device.give()
 
     def plan(self, names: list[str], step: int) -> Plan:
         """This rank's part of a step on these tasks, one per rollout on all ranks.
@@ -107,7 +132,8 @@ class CollectingTrainer(GRPOTrainer):
         }
 
     def _sync(self, version: int) -> None:
-        self.rollout.sampler.sync(self.accelerator.unwrap_model(self.model), version=version)
+        with self.device.sampling(), span("sync"):
+            self.rollout.sampler.sync(self.accelerator.unwrap_model(self.model), version=version)
 
     def _draw(self, plan: Plan, progress: Progress | None = None) -> Batch:
         params = SamplingParams(max_new_tokens=self.args.max_new_tokens)
@@ -147,7 +173,7 @@ class CollectingTrainer(GRPOTrainer):
         for first in range(0, len(order), self.args.per_device_train_batch_size):
             places = order[first : first + self.args.per_device_train_batch_size]
             part = [samples[at] for at in places]
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), span("train"):
                 (logps,), _ = score(self.model, [self._rows(part, [sample.chunk_ids for sample in part])])
             for at, row in zip(places, logps, strict=True):
                 found[at] = row[: len(samples[at].completion_ids)].tolist()

@@ -112,6 +112,13 @@ class IPAConfig(GRPOConfig):
             "the paper; above 1 only makes samples older, since one engine draws one batch at a time."
         },
     )
+    multiplex: bool = field(
+        default=False,
+        metadata={
+            "help": "Sampler and optimiser take turns on one device: with --async_ratio rollouts go on in the gaps. "
+            "A sampler that can sleep does so while the optimiser computes."
+        },
+    )
     rollout_redundancy: int = field(
         default=0,
         metadata={

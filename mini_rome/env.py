@@ -14,6 +14,7 @@ from mini_rome.families import get_family
 from mini_rome.sandbox import Pool, Sandbox
 from mini_rome.sandbox.base import initial_snapshot
 from mini_rome.sandbox.safety import Recorder
+from mini_rome.timeline import span
 from mini_rome.tools import run_tool
 from mini_rome.trace import Call, Response, parse_response, shown
 from mini_rome.types import Snapshot, StepResult, Task, Verdict
@@ -72,11 +73,12 @@ class Env:
 
         seed is accepted for the Gymnasium promise; an instance has no randomness left once it is made.
         """
-        if self._box is None:
-            self._box = self._pool.take()
-        else:
-            self._box.reset()
-        self._box.restore(initial_snapshot(self.task.files) if start is None else start)
+        with span("environment"):
+            if self._box is None:
+                self._box = self._pool.take()
+            else:
+                self._box.reset()
+            self._box.restore(initial_snapshot(self.task.files) if start is None else start)
         self._turns, self._malformed, self._over = turns, 0, False
         return self.task.instruction, {"task": self.task.name, "backend": self._box.backend, "seed": seed}
 
@@ -95,7 +97,8 @@ class Env:
             if call.tool == "submit":
                 submitted = True
                 break
-            results.append(self._execute(call))
+            with span("environment"):
+                results.append(self._execute(call))
             if results[-1].infra:
                 break
         result = combine(results)
@@ -125,7 +128,8 @@ class Env:
 
     def _verify(self) -> Verdict:
         try:
-            verdict = verify_files(self.task, self.box)
+            with span("reward"):
+                verdict = verify_files(self.task, self.box)
         except SandboxError as error:
             return Verdict(None, f"verifier_error: {error}")
         if isinstance(self.box.observer, Recorder):

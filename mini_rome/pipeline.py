@@ -60,6 +60,7 @@ from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sandbox.safety import EventLog
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches, trained
+from mini_rome.timeline import recorded, way_of
 from mini_rome.trainer import IPATrainer, last_checkpoint
 from mini_rome.types import Split, Task
 
@@ -240,7 +241,9 @@ class Run:
         self.chat = chat_format(self.tokenizer, self.arguments.call_format)
         dtype = getattr(torch, self.arguments.sampler_dtype) if self.arguments.sampler_dtype else None
         name, url = self.arguments.sampler, self.arguments.sampler_url
-        self.sampler = make_sampler(name, model, self.chat.stop_id, dtype, url=url, running=self._running)
+        self.sampler = make_sampler(
+            name, model, self.chat.stop_id, dtype, url=url, running=self._running, sleeps=self.args.multiplex
+        )
         self._running = self.sampler
         self.rollout = self._rollout_kind()(
             self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns
@@ -331,7 +334,11 @@ class Run:
         newest = last_checkpoint(folder) if self.arguments.resume is not None else None
         with self.display.stage(f"IPA ({variant})", args.max_steps) as update, stop.armed(), writing(folder):
             trainer.add_callback(TrainingProgress(update, success_note))
-            trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+            timed = self.arguments.timeline and variant == "ipa" and self.ranks.is_main_process
+            way, facts = way_of(args.async_ratio, args.multiplex), {"steps": args.max_steps}
+            facts |= provenance(self.pool.backend, self.arguments.sampler, args.seed)
+            with recorded(self.folder if timed else None, way, facts):
+                trainer.train(resume_from_checkpoint=str(newest) if newest else None)
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.sampler.sync(self.model, version=trainer.state.global_step)
 

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from mini_rome.agent import Agent
 from mini_rome.context import Context, ContextConfig, ContextEnv
@@ -21,6 +21,7 @@ from mini_rome.groups import Race
 from mini_rome.resample import refill
 from mini_rome.sampler.base import Sampler, SamplingParams
 from mini_rome.sandbox import Pool
+from mini_rome.timeline import span
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 
@@ -66,6 +67,7 @@ class Rollout:
         self.infra: Counter[str] = Counter()
         self.cancelled = 0  # by redundancy
         self.stop = threading.Event()
+        self.turn: Callable[[], AbstractContextManager[None]] = nullcontext  # on a shared device, see device.py
 
     @property
     def backend(self) -> str:
@@ -190,7 +192,9 @@ class Rollout:
                     self.sampler.forget([runner.number])
                 else:
                     ready.append(runner)
-            completions = self.sampler.generate([runner.agent.request() for runner in ready], params)
+            requests = [runner.agent.request() for runner in ready]
+            with self.turn(), span("generate"):
+                completions = self.sampler.generate(requests, params)
             for runner, completion in zip(ready, completions, strict=True):
                 running[submit(runner.act, completion)] = runner.number
 

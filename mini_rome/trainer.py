@@ -120,6 +120,7 @@ class IPATrainer(CollectingTrainer):
             self._arrange_windows()
             self._begin_ahead()
             inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        self.device.take()
         return inputs
 
     def _arrange_windows(self) -> None:

@@ -258,4 +258,14 @@ def forks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Pa
     return draw_forks(rows_csv, summary_json, png)
 
 
-DRAWINGS = {"learning_curve": learning_curve, "mask_firing": mask_firing, "sft_masks": sft_masks, "forks": forks}
+def timeline(rows_csv: str | Path, summary_json: str | Path, png: str | Path) -> Path:
+    """Who was busy when in each step, see timeline_figure.py."""
+    from mini_rome.evaluation.timeline_figure import draw_timeline  # as above
+
+    return draw_timeline(rows_csv, summary_json, png)
+
+
+DRAWINGS = {
+    "learning_curve": learning_curve, "mask_firing": mask_firing, "sft_masks": sft_masks, "forks": forks,
+    "timeline": timeline,
+}  # fmt: skip

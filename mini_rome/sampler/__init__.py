@@ -19,10 +19,12 @@ def make(
     *,
     url: str | None = None,
     running: Sampler | None = None,
+    sleeps: bool = False,
 ) -> Sampler:
     """A sampler that holds the weights of this model. dtype: of its copy of them, None for the model's own.
 
     url: of the server, for vllm-server. running: the sampler so far, whose engine is used again if the model fits.
+    sleeps: the sampler shares a GPU with the trainer and is put to sleep while that computes.
     """
     if name not in SAMPLERS:
         raise ConfigError(f"--sampler {name}: choose from {', '.join(SAMPLERS)}")
@@ -41,4 +43,4 @@ def make(
             running.sync(model, version=0)
             return running
         running.close()
-    return VLLMSampler(model, stop_id, dtype)
+    return VLLMSampler(model, stop_id, dtype, sleeps=sleeps)

@@ -81,3 +81,9 @@ class Sampler(ABC):
     @abstractmethod
     def forget(self, episodes: Collection[int] | None = None) -> None:
         """Drop what is kept of these episodes' contexts, or of all: their next request starts from nothing."""
+
+    def sleep(self) -> None:  # noqa: B027
+        """Give up device memory until `wake`, `sync` or `generate`; twice is once. By default nothing: it stays."""
+
+    def wake(self) -> None:  # noqa: B027
+        """Be ready to generate, with the weights of the last sync; contexts kept may be gone. By default nothing."""

@@ -75,10 +75,12 @@ class VLLMSampler(Sampler):
         max_model_len: int = 4096,
         max_num_seqs: int = 256,
         kv_cache_gb: float = 1.0,
+        sleeps: bool = False,
     ) -> None:
         """dtype: precision of the copy, the model's own by default. max_model_len: context and response, tokens.
 
         max_num_seqs: responses generated at once; more wait in the engine. kv_cache_gb: memory of the prefix cache.
+        sleeps: `sleep` moves the weights to the host and drops the cache. On a GPU only; not tried on one.
         """
         installed_version()
         self.stop_id, self.dtype = stop_id, dtype or model.dtype
@@ -87,6 +89,7 @@ class VLLMSampler(Sampler):
         self.max_model_len = min(max_model_len, self.config.max_position_embeddings)
         self.vocab_size = self.config.vocab_size
         self.cached_tokens = self.prompt_tokens = 0  # what the prefix cache saved, and of how many
+        self._sleeps, self._asleep = sleeps and torch.cuda.is_available(), False
         self._names = checkpoint_names(self.config)
         self._probe: parity.Probe | None = None
         self._count = 0
@@ -111,7 +114,7 @@ class VLLMSampler(Sampler):
                 enforce_eager=not torch.cuda.is_available(),
                 kv_cache_memory_bytes=int(kv_cache_gb * 2**30), logprobs_mode="processed_logprobs",
                 generation_config="vllm",  # not the checkpoint's: it sets top_k and the like behind one's back
-                disable_log_stats=True, seed=0,
+                disable_log_stats=True, seed=0, enable_sleep_mode=self._sleeps,
             )  # fmt: skip
             try:
                 return LLMEngine.from_engine_args(arguments)
@@ -125,6 +128,7 @@ class VLLMSampler(Sampler):
 
     def generate(self, requests: list[Request], params: SamplingParams) -> list[Completion]:
         """One completion per request, in order. ConfigError: a prompt that leaves no room for a response."""
+        self.wake()
         for request in requests:
             check_request(request, params, self.max_model_len, self.vocab_size)
         outputs = self._run([(request.ids, self._params(request, params)) for request in requests])
@@ -170,12 +174,26 @@ class VLLMSampler(Sampler):
     def forget(self, episodes: Collection[int] | None = None) -> None:
         """Nothing to do: the prefix cache evicts what was used longest ago, and knows blocks, not episodes."""
 
+    def sleep(self) -> None:
+        """Weights to the host's memory, the cache dropped, where the engine was started for that."""
+        if self._sleeps and not self._asleep:
+            self._engine.reset_prefix_cache()  # its blocks are gone afterwards
+            self._engine.sleep(level=1)
+            self._asleep = True
+
+    def wake(self) -> None:
+        """The weights are back; prefixes are computed again."""
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
+
     # Weights
 
     def sync(self, model: PreTrainedModel | PeftModel, version: int) -> None:
         """Load the weights, forget all cached prefixes, and compare. ParityError: they did not arrive."""
         if not self.fits(model, self.stop_id):
             raise ConfigError("the vLLM engine was started for a model of another shape: start another engine")
+        self.wake()
         weights = dict(merged_weights(model))
         sent = ((part, matrix) for name, weight in weights.items() for part, matrix in split_experts(name, weight))
         with _keeping_random_state():
