@@ -58,7 +58,8 @@ def _timed(phase: str) -> Iterator[None]:
 def recording() -> Iterator[list[Span]]:
     """All spans that end in the body, from every thread."""
     global _spans
-    _spans = found = []
+    found: list[Span] = []
+    _spans = found
     try:
         yield found
     finally:
