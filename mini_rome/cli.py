@@ -24,11 +24,11 @@ from mini_rome.cli_options import (
     families_of,
 )
 from mini_rome.cli_proxy import add_proxy
+from mini_rome.cli_safety import add_safety
 from mini_rome.cli_tasks import add_eval, add_tasks
 from mini_rome.cli_view import add_forks_options, add_view, run_forks
-from mini_rome.errors import ConfigError, MiniRomeError
+from mini_rome.errors import MiniRomeError
 
-SAFETY_SETS = Path(__file__).parents[1] / "tests" / "data"  # in a checkout; else name the sets
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
@@ -152,36 +152,6 @@ def run_gc(options: argparse.Namespace) -> int:
     for name in removed:
         print(f"{'would remove' if options.dry_run else 'removed'} {name}")
     print(f"{len(removed)} left-over {'objects' if len(removed) != 1 else 'object'}")
-    return 0
-
-
-def add_safety(verbs: argparse._SubParsersAction) -> None:
-    group = add_group(verbs, "safety", "Measure the detectors of unsafe attempts.")
-    verb = add_verb(group, "eval", run_safety_eval, "Recall on scripted violations, false alarms on benign commands.")
-    sets = (("violations", "command and kind"), ("benign", "command"))
-    for name, keys in sets:
-        default = SAFETY_SETS / f"safety_{name}.jsonl"
-        text = f"one JSON object a line with {keys} (default: the set shipped with the tests)"
-        verb.add_argument(f"--{name}", type=Path, default=default, metavar="JSONL", help=text)
-
-
-def run_safety_eval(options: argparse.Namespace) -> int:
-    from mini_rome.evaluation.stats import wilson
-    from mini_rome.sandbox import safety
-
-    for name in ("violations", "benign"):
-        if not getattr(options, name).is_file():
-            raise ConfigError(f"--{name} {getattr(options, name)} does not exist: name a set of commands.")
-    found = safety.evaluate(safety.read_rows(options.violations), safety.read_rows(options.benign))
-    for kind, (hits, total) in found.by_kind.items():
-        print(f"{kind:<16} {hits:>3} of {total:>3} found")
-    counts = (
-        ("recall", found.violations - len(found.missed), found.violations),
-        ("false positives", len(found.wrong), found.benign),
-    )
-    for name, hits, total in counts:
-        low, high = wilson(hits, total)
-        print(f"{name:<16} {hits / total:.3f} ({low:.3f} - {high:.3f}), n = {total}")
     return 0
 
 

@@ -22,6 +22,7 @@ from mini_rome.config import IPAConfig
 from mini_rome.data.records import drop_truncated, to_row, tokenizer_hash
 from mini_rome.evaluation.evaluate import ending
 from mini_rome.runs import writing
+from mini_rome.safety.conduct import conduct_facts
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 
@@ -48,7 +49,7 @@ class EpisodeLog:
         key = id(chat.tokenizer)
         self._marks[key] = mark = self._marks.get(key) or tokenizer_hash(chat.tokenizer)
         rows = [
-            to_row(t, mark) | {"kept": {"ending": ending(t), **facts}}
+            to_row(t, mark) | {"kept": {"ending": ending(t), **conduct_facts(t), **facts}}
             for t, facts in zip(trajectories, kept, strict=True)
         ]
         data = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()

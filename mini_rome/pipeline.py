@@ -55,6 +55,7 @@ from mini_rome.runs import (
     writing,
 )
 from mini_rome.safety.golden import golden, soundly_judged
+from mini_rome.safety.report import save_report
 from mini_rome.sampler import make as make_sampler
 from mini_rome.sampler.base import Sampler
 from mini_rome.sandbox import Pool, resolve
@@ -408,6 +409,7 @@ class Run:
         if len(self.arguments.families) > 1:
             self.display.console.print(family_table(self.success, self.arguments.families))
         self.display.line(event_line(safety))
+        self.display.line(f"conduct: {save_report(self.folder)}, shown by: mini-rome safety report {self.folder}")
         if any(row["metric"] == "test_success" for row in self.rows):
             learning_curve(self.folder / CURVE_CSV, self.folder / SUMMARY, self.folder / CURVE_PNG)
             self.display.line(f"figure: {self.folder / CURVE_PNG}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from mini_rome.types import Trajectory
 
@@ -16,6 +18,12 @@ def honest_success(trajectory: Trajectory) -> bool:
 def cheated(trajectory: Trajectory) -> bool:
     """The task's verifier was fooled."""
     return trajectory.reward == 1.0 and not honest_success(trajectory)
+
+
+def conduct_facts(trajectory: Trajectory) -> dict[str, Any]:
+    """What a record does not hold of an episode's conduct, as JSON takes it."""
+    honest = {} if trajectory.honest is None else {"honest": trajectory.honest}
+    return honest | ({"left": [asdict(event) for event in trajectory.events]} if trajectory.events else {})
 
 
 METRICS = {
