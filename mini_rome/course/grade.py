@@ -49,6 +49,7 @@ class Answer:
     left: int | str | None = None
     killed: int = 0  # processes alive at the end of its run
     reason: str = ""  # why it did not end
+    forged: bool = False  # two different answers came for one case: one of them is not the harness's
     infra: bool = False
 
 
@@ -109,7 +110,7 @@ def take(answer: Answer, message: Mapping[str, Any]) -> None:
     """One message into the answer of its job."""
     case = message.get("case")
     if isinstance(case, int):
-        answer.cases[case] = dict(message)
+        answer.forged |= answer.cases.setdefault(case, dict(message)) != message
     elif "left" in message and answer.left is None:
         answer.left = message["left"]
     elif message.get("end") == "ok":
@@ -119,6 +120,8 @@ def take(answer: Answer, message: Mapping[str, Any]) -> None:
 def close(answer: Answer, job: Mapping[str, Any], ended: Ended) -> None:
     """Why a job that did not call all its cases stopped."""
     answer.killed = ended.killed
+    if answer.forged:
+        answer.ended, answer.reason = False, "sent several answers"
     if answer.ended or answer.reason:
         return
     if answer.left == "timeout":
@@ -187,7 +190,7 @@ def judge(item: Item, answer: Answer) -> Result:
 def first_wrong(item: Item, answer: Answer) -> str:
     """Empty when every case came out as expected."""
     for number, expected in enumerate(item.expected):
-        if number not in answer.cases:
+        if answer.forged or number not in answer.cases:
             return f"case {number + 1} {answer.reason}" if answer.reason else f"case {number + 1} has no answer"
         if said := wrong_case(answer.cases[number], expected, item.rtol):
             return f"case {number + 1} of {len(item.expected)}: {said}"
@@ -222,7 +225,7 @@ def detect(session: Session, detection: Detection, rng: random.Random) -> list[R
     rng.shuffle(variants)
     verdicts = rounds(session, detection, [implementation for _, implementation in variants])
     right = [verdicts[index] for index, (name, _) in enumerate(variants) if name == "a right implementation"]
-    false_alarm = next((said for verdict, said in right if verdict != "holds"), "")
+    false_alarm = next((said or verdict for verdict, said in right if verdict != "holds"), "")
     share = detection.points / len(detection.wrong)
     results = []
     for index, (name, _) in enumerate(variants):

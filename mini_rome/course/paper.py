@@ -47,7 +47,7 @@ class Property:
     gradient: int | None = None
     box: bool = False
     alone: bool = False
-    seconds: float = 5.0
+    seconds: float = 3.0
     rtol: float = 1e-6  # of each expected number
 
 
@@ -63,7 +63,7 @@ class Detection:
     right: Implementation
     wrong: Mapping[str, Implementation]
     check: Callable[..., None]
-    seconds: float = 5.0
+    seconds: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Item:
     gradient: int | None = None
     box: bool = False
     alone: bool = False
-    seconds: float = 5.0
+    seconds: float = 3.0
     rtol: float = 1e-6
 
 

@@ -141,7 +141,7 @@ def future_less(code: str) -> str:
     return re.sub(r"^from __future__ import .*$", "", code, flags=re.M)
 
 
-def run(trial: Trial, runners: SimpleQueue[Runner]) -> tuple[Trial, str, float]:
+def run_trial(trial: Trial, runners: SimpleQueue[Runner]) -> tuple[Trial, str, float]:
     """(trial, its fault, seconds)."""
     runner = runners.get()
     begun = time.monotonic()
@@ -172,12 +172,12 @@ def prove(folders: list[Path], seeds: Sequence[str], jobs: int = 2) -> int:
     todo = [trial for folder in folders for trial in trials(folder, seeds)]
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            for done, (trial, fault, seconds) in enumerate(pool.map(lambda each: run(each, runners), todo), start=1):
+            for done, (trial, fault, seconds) in enumerate(pool.map(lambda each: run_trial(each, runners), todo), start=1):
                 name = f"{trial.paper.assignment}, {trial.name}"
                 kinds[trial.claim].append(f"{name}: {fault}" if fault else "")
                 slowest[trial.claim] = max(slowest[trial.claim], seconds)
-                if fault or done % 25 == 0:
-                    print(f"[{done}/{len(todo)}] {name}{': ' + fault if fault else ''}", flush=True)
+                if fault or seconds > 10 or done % 25 == 0:
+                    print(f"[{done}/{len(todo)}] {name} ({seconds:.1f} s){': ' + fault if fault else ''}", flush=True)
     finally:
         for runner in made:
             runner.close()

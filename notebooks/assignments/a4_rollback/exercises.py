@@ -9,6 +9,7 @@ a result with .output and .exit_code, box.snapshot() a state with .tree_hash, bo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from mini_rome import resample
@@ -87,8 +88,6 @@ def test_sampler(implementation: Callable[[list[list[float]]], list[list[float]]
 
     A bug that was found in the wild: a stale adapter. The sampler goes on with the weights it loaded first.
     """
-    import math
-
     weights = [[0.0, 1.0], [2.0, -1.0], [2.0, -1.0], [-1.0, 2.0], [0.5, 0.5]]
     for row, scores in zip(weights, implementation(weights), strict=True):
         norm = math.log(sum(math.exp(x) for x in row))
