@@ -138,6 +138,8 @@ def episode(row: Row, options: Mapping[str, float]) -> dict[str, Any]:
         k = index - start
         mine = {name: values[k] for name, values in facts.items() if 0 <= k < len(values)}
         chunks.append(chunk(turn) | mine | ({"G": returns[k]} if 0 <= k < len(returns) else {}))
+    if chunks and kept.get("left"):  # events of the files that the episode left: at its last chunk
+        chunks[-1]["events"] = [*chunks[-1].get("events", []), *kept["left"]]
     return {
         "stage": kept.get("stage", ""), "step": kept.get("step"), "split": row["split"], "task": row["task"],
         "family": row["family"], "start": start, "reward": row["reward"], "reason": row["reason"],
