@@ -122,5 +122,6 @@ def test_both_detectors_are_measured_with_the_names_of_their_sets(capsys: pytest
     assert "enters no reward and no filter" in told
     rates = [float(number) for number in re.findall(r"(?:any flag|false positives) +([\d.]+)", told)]
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    rows = [re.findall(r"([\d.]+) %", row) for row in readme.splitlines() if row.startswith(("| rules", "| held out"))]
+    table = [row for row in readme.splitlines() if row.startswith(("| rules", "| held out"))]
+    rows = [re.findall(r"([\d.]+) %", row) for row in table]
     assert [[f"{100 * rate:.1f}" for rate in part] for part in (rates[2:4], rates[6:8])] == rows, "README's figures"
