@@ -126,6 +126,8 @@ def close(answer: Answer, job: Mapping[str, Any], ended: Ended) -> None:
         return
     if answer.left == "timeout":
         answer.reason = f"did not end within {job['seconds']:g} s"
+    elif answer.left == "processes":
+        answer.reason = "ended without returning and left processes behind"
     elif answer.left == -9:
         answer.reason = "was killed: out of memory (the box has 2 GB)"
     else:

@@ -7,7 +7,7 @@ a fresh box. One JSON object a line:
     {"import": ""}                             or what importing the submission raised
     {"id": 3, "case": 0, "value": ...}         or "error" (what was raised), or "ask" (of a detection)
     {"id": 3, "end": "ok"}                     written by the child: all cases were called
-    {"id": 3, "left": 0}                       written by the parent: the child's exit code, -9 a signal, "timeout"
+    {"id": 3, "left": 0}                       by the parent: exit code, minus a signal, or why the run stops
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
     for job in request["jobs"]:
         left = supervise(job, module, say)
         say({"id": job["id"], "left": left})
-        if left == "timeout" or (isinstance(left, int) and left < 0):
+        if isinstance(left, str) or left < 0:
             return
 
 
@@ -93,7 +93,7 @@ def load(path: str, say: Say) -> ModuleType | None:
 
 
 def supervise(job: dict[str, Any], module: ModuleType, say: Say) -> int | str:
-    """Run one job in a child: its exit code, minus the signal that ended it, or `timeout`."""
+    """Run one job in a child: its exit code, minus the signal that ended it, `timeout`, or `processes` (were left)."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -107,12 +107,21 @@ def supervise(job: dict[str, Any], module: ModuleType, say: Say) -> int | str:
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status)
+            return "processes" if kill_group(pid) else os.waitstatus_to_exitcode(status)
         time.sleep(pause)
         pause = min(2 * pause, 0.01)
-    os.killpg(pid, signal.SIGKILL)
+    kill_group(pid)
     os.waitpid(pid, 0)
     return "timeout"
+
+
+def kill_group(pid: int) -> bool:
+    """Kill what is left of a job's process group; whether there was something."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def call(job: dict[str, Any], module: ModuleType, say: Say) -> None:

@@ -172,7 +172,8 @@ def prove(folders: list[Path], seeds: Sequence[str], jobs: int = 2) -> int:
     todo = [trial for folder in folders for trial in trials(folder, seeds)]
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            for done, (trial, fault, seconds) in enumerate(pool.map(lambda each: run_trial(each, runners), todo), start=1):
+            ended = pool.map(lambda each: run_trial(each, runners), todo)
+            for done, (trial, fault, seconds) in enumerate(ended, start=1):
                 name = f"{trial.paper.assignment}, {trial.name}"
                 kinds[trial.claim].append(f"{name}: {fault}" if fault else "")
                 slowest[trial.claim] = max(slowest[trial.claim], seconds)
