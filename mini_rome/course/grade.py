@@ -22,7 +22,7 @@ from mini_rome.course.process import Ended
 from mini_rome.course.runners import SUBMISSION, Runner
 from mini_rome.errors import SandboxError
 
-BUDGET_S = 45.0  # for all runs of one assignment; what is not run by then gets no points
+BUDGET_S = 90.0  # for all runs of one assignment; what is not run by then gets no points
 QUESTIONS = 24  # that one detection may ask of one implementation
 QUESTION = 64 << 10  # characters of one of them
 RIGHTS = 3  # how often the right implementation stands among the wrong ones: guessing does not pay

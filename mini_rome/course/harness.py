@@ -93,7 +93,7 @@ def load(path: str, say: Say) -> ModuleType | None:
 
 
 def supervise(job: dict[str, Any], module: ModuleType, say: Say) -> int | str:
-    """Run one job in a child: its exit code, minus the signal that ended it, `timeout`, or `processes` (were left)."""
+    """Run one job in a child: its exit code, minus the signal that ended it, `timeout`, or `processes` (left)."""
     pid = os.fork()
     if pid == 0:
         try:
