@@ -18,13 +18,12 @@ from typing import Any, TypeVar
 import torch
 from peft import LoraConfig
 from qwen import qwen_moe, qwen_tokenizer
-from rich.console import Console
-from rich.table import Table
 
 from mini_rome.call_formats import chat_format
 from mini_rome.config import IPAConfig
 from mini_rome.data.demonstrations import make_tasks, record_experts
 from mini_rome.experts import Start
+from mini_rome.progress import quiet
 from mini_rome.rollout import Rollout
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
@@ -33,7 +32,7 @@ from mini_rome.trainer import IPATrainer
 from mini_rome.types import Trajectory
 
 T = TypeVar("T")
-TOKENS = 8  # of a response
+TOKENS = 6  # of a response
 LORA = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
 
 
@@ -52,14 +51,15 @@ def peak_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def measure(folder: str | Path) -> Found:
-    """Build the model, then one forward, one rollout of four episodes and one optimiser step."""
+def measure(folder: str | Path, say: Callable[[str], None] = lambda line: None) -> Found:
+    """Build the model, then one forward, one rollout of four episodes and one optimiser step. say: told of each."""
     parts: list[tuple[str, float, float]] = []
 
     def timed(name: str, action: Callable[[], T]) -> T:
         begun = time.perf_counter()
         result = action()
         parts.append((name, time.perf_counter() - begun, peak_gb()))
+        say(f"{name}: {parts[-1][1]:.2f} s, peak memory {parts[-1][2]:.2f} GB")
         return result
 
     tokenizer = qwen_tokenizer()
@@ -79,21 +79,17 @@ def measure(folder: str | Path) -> Found:
             num_generations=2, max_new_tokens=TOKENS, save_strategy="no", failure_reward=-1.0, il_when="never",
         )  # fmt: skip
         trainer = IPATrainer(model, args, rollout, experts, tokenizer, peft_config=LORA)
+        quiet(trainer)
         timed("one step of IPA with LoRA: rollout, backward, AdamW", trainer.train)
     return Found(model, before, trajectories, trainer, parts)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(folder)
+        found = measure(folder, lambda line: print(line, flush=True))
     weights = sum(parameter.numel() for name, parameter in found.model.named_parameters() if "lora" not in name)
     adapter = sum(parameter.numel() for parameter in found.model.parameters() if parameter.requires_grad)
-    table = Table(title=f"Qwen3-MoE, {weights / 1e6:.0f} M random weights, {adapter / 1e6:.2f} M trained, float32")
-    for column in ("part", "seconds", "peak memory, GB"):
-        table.add_column(column, justify="left" if column == "part" else "right")
-    for name, seconds, memory in found.parts:
-        table.add_row(name, f"{seconds:.2f}", f"{memory:.2f}")
-    Console().print(table)
+    print(f"Qwen3-MoE, {weights / 1e6:.0f} M random weights, {adapter / 1e6:.2f} M trained, float32")
 
 
 if __name__ == "__main__":
