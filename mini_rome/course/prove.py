@@ -99,7 +99,7 @@ def trials(folder: Path, seeds: Sequence[str]) -> Iterator[Trial]:
     for name, body in attacks.BODIES.items():
         yield Trial("an attack has no points", name, paper, attacks.with_body(bare, body), False, must_have(0))
     for name, body in attacks.AT_IMPORT.items():
-        yield Trial("an attack has no points", name, paper, f"{body}\n\n{bare}", False, must_have(0))
+        yield Trial("an attack has no points", name, paper, f"{bare}\n\n{body}\n", False, must_have(0))
     first = paper.items[0].function
     for name, (body, word) in attacks.RUIN.items():
         source = attacks.with_body(staff, body, [first])
