@@ -36,17 +36,19 @@ def draw_forks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) 
     value.errorbar(p, rates, yerr=bars, color=BLUE, marker="o", ms=4, lw=1.4, capsize=2, label="V(p), success from p")
     value.plot([p[-1], chunks], [rates[-1], 1.0], "--", color=BLUE, lw=1)
     value.plot(chunks, 1.0, "o", color=BLUE, mfc="white", ms=5)  # the trajectory itself, verified
-    value.set(ylim=(-0.03, 1.05), ylabel="success rate", title=f"Forks of {summary['task']}")
-    value.legend(loc="lower right", fontsize=8, frameon=False)
+    value.set(ylim=(-0.03, 1.05), ylabel="success rate")
+    value.set_title(f"Forks of {summary['task']}", pad=24)
+    value.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8, frameon=False)
     if summary["starts"]:
         steps, where = zip(*summary["starts"], strict=True)
         starts.plot(where, steps, "s", ms=3, color="0.35")
         starts.invert_yaxis()
+        starts.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     else:
+        starts.set_yticks([])
         starts.text(0.5, 0.5, "no training episode of this task was kept", ha="center", transform=starts.transAxes)
     starts.set(xlabel="p: chunks done before the policy takes over", ylabel="training step\n(its starts)")
     starts.xaxis.set_major_locator(MaxNLocator(integer=True))
-    starts.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     for axes in (value, starts):
         axes.spines[["top", "right"]].set_visible(False)
     backend = {"sim": "simulated sandbox (sim)"}.get(summary["backend"], f"sandbox {summary['backend']}")

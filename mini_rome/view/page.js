@@ -226,7 +226,7 @@ function showEpisode(e) {
   block("", e.instruction, root);
   const legend = make("div", "legend", "G = −1", root);
   make("span", "scale", null, legend);
-  legend.append("+1", " · tokens: the darker, the less likely under μ (hover, or n then → for numbers)");
+  legend.append("+1", " · tokens: the stronger the line, the less likely under μ (hover, or n then → for numbers)");
   e.chunks.forEach((chunk, index) => {
     if (index === e.start && e.imitated) showImitated(e, root);
     showChunk(e, chunk, index, root);
@@ -240,7 +240,7 @@ function showImitated(e, root) { // the expert's own chunk at a fork that no rol
   make("b", "", `c*${e.start + 1}`, facts);
   make("span", "badge good", "imitated", facts);
   make("span", "dim", "the expert's chunk here, in the loss of this step (eq. 10) but not in this episode", facts);
-  block("command", e.imitated, body);
+  block("", e.imitated, body);
 }
 
 function showChunk(e, chunk, index, root) {
