@@ -38,7 +38,7 @@ def execute(path: Path) -> NotebookNode:
     """Run one in a new kernel of this Python, in its folder. Raises nbclient's CellExecutionError."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=LIMIT_S, kernel_name="python3", record_timing=False,
-                            resources={"metadata": {"path": str(path.parent)}})  # fmt: skip
+                            coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}})  # fmt: skip
     client.execute()
     clean(notebook)
     return notebook
