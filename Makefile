@@ -14,6 +14,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := $(PY) -m pytest
 # A worker per core; tests that need an engine run in one of them (tests/conftest.py).
 WORKERS := -n auto --maxprocesses 8 --dist loadgroup
+ABLATIONS := fig12 fig13 fig10 control12 control13 choices baselines
 CORE_TESTS = $(wildcard $(foreach name,chunking masks collator credit loss resample trainer,tests/test_$(name)*.py))
 
 # Spinning OpenMP threads slow torch and vLLM many times as soon as anything else runs beside them.
@@ -141,10 +142,16 @@ notebooks: venv ## Run the walkthroughs, each from a fresh kernel, and write the
 	@echo "== notebooks"
 	$(PY) tests/run_notebooks.py $(ARGS)
 
-figures: venv ## Redraw every committed figure from its CSV
+figures: venv ## Run what the ablations lack, then redraw every figure (FAST=1: figures 12 and 13, two seeds, runs/fast)
+ifdef FAST
+	@echo "== figures 12 and 13, two seeds"
+	$(PY) recipes/ablate.py fig12 fig13 --fast $(ARGS)
+else
 	@echo "== figures"
+	$(PY) recipes/ablate.py $(ABLATIONS) $(ARGS)
 	@for csv in recipes/results/*.csv; do \
-	  if [ -f "$$csv" ]; then $(VENV)/bin/mini-rome figure "$$csv" $(ARGS) || exit 1; fi; done
+	  if [ -f "$$csv" ]; then $(VENV)/bin/mini-rome figure "$$csv" || exit 1; fi; done
+endif
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

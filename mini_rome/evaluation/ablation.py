@@ -88,6 +88,7 @@ class Ablation:
     hard: bool = False
     once: bool = False
     fast: int = 20  # steps of `make figures FAST=1`
+    quick: Mapping[str, Any] = field(default_factory=dict)  # options of the same, over the base
     drawing: str = "curves"  # or "effects", of one choice at a time
 
     @property

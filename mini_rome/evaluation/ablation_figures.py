@@ -49,7 +49,7 @@ FIG12 = Ablation(
         Claim("share of seeds solved: rollback > naive, intervals apart", solves_more("rollback", "naive")),
         Claim("naive: test success <= 0.05 at the end", stays_below("naive", 0.05)),
     ),
-    seeds=10, steps=40, every=10, repeats=16, hard=True,
+    seeds=10, steps=30, every=5, repeats=16, hard=True,
 )  # fmt: skip
 
 FIG13 = Ablation(
@@ -81,6 +81,8 @@ FIG13 = Ablation(
         ),
     ),
     seeds=5, steps=50, every=10, repeats=8, held_out=24, once=True, fast=30,
+    quick={"families": ["notes", "tickets", "branches"], "train_tasks": 3, "sft_tasks": 1800, "sft_steps": 900,
+           "num_generations": 8},
 )  # fmt: skip
 
 
@@ -158,7 +160,7 @@ CONTROL12 = Ablation(
             at_equal("rollback", IMITATE_FIRST.name, "start_success", "tokens"),
         ),
     ),
-    seeds=5, steps=40, every=10, repeats=16, hard=True,
+    seeds=5, steps=30, every=5, repeats=16, hard=True,
 )  # fmt: skip
 
 CONTROL13 = Ablation(
@@ -247,7 +249,7 @@ BASELINES = Ablation(
             exceeds("IPA, rollback", "GiGPO, rollback", "start_success", margin=0.1),
         ),
     ),
-    seeds=5, steps=40, every=10, repeats=16, hard=True,
+    seeds=5, steps=30, every=5, repeats=16, hard=True,
 )  # fmt: skip
 
 ABLATIONS: Mapping[str, Ablation] = {

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ class Plan:
             raise ConfigError(f"--variants {' '.join(unknown)}: {ablation.name} has {', '.join(ablation.names)}")
         name = ablation.name if backend == "sim" else f"{ablation.name}_{backend}"
         default = Path("runs/fast") / f"{name}.csv" if fast else RESULTS / f"{name}.csv"
+        if fast:
+            ablation = replace(ablation, base={**ablation.base, **ablation.quick})
         return cls(
             ablation,
             [variant for variant in ablation.variants if not variants or variant.name in variants],
