@@ -162,7 +162,7 @@ def test_an_object_of_unknown_form_is_no_value() -> None:
 def test_a_run_is_over_when_it_returns() -> None:
     begun = time.monotonic()
     ended = run_capped("echo x; setsid sleep 60 & sleep 60 & sleep 60", 0.4, 100)
-    assert (ended.output, ended.status, ended.exit_code, ended.killed) == (b"x\n", "timeout", 124, 2)
+    assert (ended.output, ended.status, ended.exit_code, ended.killed) == (b"x\n", "timeout", 124, 3)
     assert time.monotonic() - begun < 10
     alive = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\x0060" in read(path)]
     assert not [path for path in alive if TAG.encode() in read(path.with_name("environ"))]

@@ -107,12 +107,15 @@ def test_a_ruined_exercise_costs_its_own_points_alone(paper: Paper) -> None:
     assert all("ended its process (exit code 0)" in r.said for r in results if r.said)
 
 
-def test_a_test_that_asks_too_much_is_broken_and_arguments_are_checked(paper: Paper) -> None:
+def test_a_test_that_asks_too_much_is_broken_and_arguments_are_checked(
+    paper: Paper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_rome.course.grade.QUESTIONS", 3)
     ask = "n = 0\nwhile True:\n    n += 1\n    arguments[0]([[[n], []]])"
     results = grade_source(
         paper.only("test_rows"), attacks.with_body(STAFF, ask, ["test_rows"]).encode(), Local(), "7", True
     )
-    assert all("more than 24 questions" in result.said for result in results)
+    assert all("more than 3 questions" in result.said for result in results)
     huge = "arguments[0]([[[1] * 10**6, []]])"
     results = grade_source(
         paper.only("test_rows"), attacks.with_body(STAFF, huge, ["test_rows"]).encode(), Local(), "7", True

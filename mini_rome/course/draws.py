@@ -38,7 +38,7 @@ def chunk_row(rng: random.Random, length: int) -> list[int]:
     """Chunk ids of one row: 0..K-1 in order, -1 between some of them, K at least 1.
 
     >>> chunk_row(random.Random(0), 8)
-    [-1, 0, 0, 0, 1, 1, -1, 2]
+    [-1, 0, 0, 1, 1, -1, -1, 2]
     """
     row: list[int] = []
     number = 0

@@ -24,7 +24,7 @@ READ = 1 << 16
 class Ended(NamedTuple):
     """output: at most the cap, stdout and stderr in order. status: ok, timeout or output_limit.
 
-    exit_code: as bash gives it, 124 after a timeout, 137 after too much output. killed: processes alive at the end.
+    exit_code: as bash gives it, 124 after a timeout, 137 after too much output. killed: children alive at the end.
     """
 
     output: bytes
@@ -52,7 +52,8 @@ def run_capped(command: str | Sequence[str], seconds: float, cap: int, stdin: by
         )
     try:
         output, status = _watch(process, time.monotonic() + seconds, cap)
-        killed = kill_tree(tag, process.pid) - (process.poll() is None)
+        leader_alive = process.poll() is None
+        killed = kill_tree(tag, process.pid) - leader_alive
         code = process.wait()
         if status == "ok":
             output = _drain(process, output, cap)
