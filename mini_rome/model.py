@@ -54,7 +54,7 @@ def corpus(families: Sequence[str], seed: int, per_family: int = 400) -> Iterabl
                 continue
             yield from task.files.values()
             yield from (f" {command}" for command in task.expert)
-            yield f" {mistake}"
+            yield from (f" {command}" for command in (mistake, *family.shortcut(task)))
     yield from ["user\n", "assistant\n", "tool\n", "bash", "submit", "[timed out]", "[exit 1]", "[exit 2]"] * 50
     missing = "No such file or directory\n"
     yield from [f"cat: x: {missing}", f"head: cannot open 'x' for reading: {missing}"] * 50

@@ -1,6 +1,7 @@
 """The project as a whole: layout, versions, recipes' help, and the rule that a required engine is never skipped."""
 
 import ast
+import os
 import re
 import runpy
 import subprocess
@@ -108,7 +109,7 @@ def test_a_skip_where_docker_is_required_is_a_failure(
     # An address where nothing listens, so that the outcome is the same with and without an engine.
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     monkeypatch.setenv("MINI_ROME_REQUIRE_DOCKER", required)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]

@@ -20,7 +20,7 @@ from mini_rome.experts import Start
 from mini_rome.layout import score
 from mini_rome.options import lora_config
 from mini_rome.trainer import IPATrainer
-from mini_rome.types import Trajectory
+from mini_rome.types import SafetyEvent, Trajectory
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
@@ -130,6 +130,18 @@ def test_only_a_real_failure_becomes_the_failure_reward(tmp_path):
     rewards = scored(trainer)["rewards"]
     assert sorted(rewards[~rewards.isnan()].tolist()) == [-0.5, 0.5, 1.0]
     assert int(rewards.isnan().sum()) == 1
+
+
+def test_a_conduct_penalty_comes_off_the_reward_of_misconduct_alone(tmp_path):
+    left = (SafetyEvent("tamper", "high", "file", "tests/a (gone)"),)
+    cases = zip(mixed_batch(), (1.0, 0.0, None, 1.0), (left, left, left, ()), strict=True)
+    batch = [dataclasses.replace(sample, reward=reward, events=events) for sample, reward, events in cases]
+    for penalty, expected in ((0.0, [-0.5, 1.0, 1.0]), (2.0, [-2.5, -1.0, 1.0])):
+        folder = tmp_path / str(penalty)
+        trainer = tiny.trainer(folder, Recorded(batch), failure_reward=-0.5, conduct_penalty=penalty)
+        rewards = scored(trainer)["rewards"]
+        assert sorted(rewards[~rewards.isnan()].tolist()) == expected
+        assert int(rewards.isnan().sum()) == 1
 
 
 def test_weights_are_the_discounted_returns_of_chunks_not_group_advantages(tmp_path):
