@@ -68,13 +68,6 @@ ENGINES: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers: a module's tests in one, and all that need an engine in one, since engines are shared."""
-    for item in items:
-        engines = [name for name in ("docker", "vllm") if item.get_closest_marker(name)]
-        item.add_marker(pytest.mark.xdist_group("engines" if engines else item.path.name))
-
-
 def required(engine: str) -> bool:
     return os.environ.get(f"MINI_ROME_REQUIRE_{engine.upper()}") == "1"
 
