@@ -21,6 +21,7 @@ from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
 from mini_rome.evaluation.figures import COLUMNS, Row
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
 from mini_rome.runs import write_csv, write_json
+from mini_rome.safety.conduct import METRICS
 
 STEPS = (0, 20, 40)
 
@@ -131,7 +132,7 @@ def test_every_ablation_is_named_apart_and_its_panels_are_measured(name: str) ->
     assert len(set(ablation.names)) == len(ablation.names)
     measured = {"train_success", "start_position", "grad_norm"}
     measured |= {"start_success"} if ablation.repeats else set()
-    measured |= {"test_success"} if ablation.held_out else set()
+    measured |= {"test_success", *METRICS} if ablation.held_out else set()
     assert {panel.metric for panel in ablation.panels} <= measured
     assert ablation.every <= ablation.fast <= ablation.steps and ablation.steps % ablation.every == 0
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 from test_reaper import ROOT, dead_pid, left, owner_labels, until
@@ -58,8 +57,13 @@ def test_gc_removes_the_folders_of_dead_owners_and_no_others() -> None:
         assert runtime.remove(alive)
 
 
-def test_a_folder_of_others_is_neither_used_nor_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_folder_of_others_is_neither_used_nor_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's path has room for no more
+        _neither_used_nor_removed(short, monkeypatch)
+
+
+def _neither_used_nor_removed(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", folder)
     top = runtime.run_folder("r")
     top.mkdir(0o755)  # open to others: not one that we made
     with pytest.raises(ConfigError, match="belongs to somebody else"), runtime.box_folder("r", {}):
