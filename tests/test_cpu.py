@@ -35,7 +35,8 @@ def output(code: str, **env: str) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_kept_memory_is_not_faulted_in_again():
-    kept, before, after = output(FAULTS)
+    # The threshold that glibc starts with, fixed: left alone it moves with what was freed before.
+    kept, before, after = output(FAULTS, MALLOC_MMAP_THRESHOLD_="131072")
     assert kept == "True"
     assert int(before) > 50_000 and int(after) < int(before) / 100
 
