@@ -18,7 +18,7 @@ BASE: dict[str, Any] = {
     "families": FAMILIES, "sft_chunks": [1, 2, 3], "sft_tasks": 1200, "sft_steps": 700, "sft_batch_size": 8,
     "sft_learning_rate": 2e-3, "shortcut_rate": 0.05, "chunks": [4], "train_tasks": 64, "num_generations": 2,
     "per_device_train_batch_size": 64, "gradient_accumulation_steps": 1, "extra_turns": 2, "learning_rate": 3e-4,
-    "expert_refresh": 0, "il_when": "fork_failed", "resampling": "rollback",
+    "expert_refresh": 0, "il_when": "never", "resampling": "none",
 }  # fmt: skip
 NAIVE, OURS = "naive verifier", "our verifier"
 PENALTY, GOLDEN = "naive, conduct penalty", "naive, golden SFT"
