@@ -6,7 +6,6 @@ A `Run` owns what the stages share (folder, boxes, sampler, numbers so far) and 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import shlex
@@ -34,13 +33,13 @@ from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.evaluation.figures import COLUMNS, learning_curve
 from mini_rome.events import event_line, event_rates
 from mini_rome.experts import Expert
-from mini_rome.families import get_family
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
 from mini_rome.native import NativeRollout
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, loss_note, quiet, success_note
 from mini_rome.report import family_table, percent, processes_line, success_table
 from mini_rome.rollout import Rollout
+from mini_rome.run_options import check_fit, check_same_options, live_lines, options_of
 from mini_rome.runs import (
     CURVE_CSV,
     CURVE_PNG,
@@ -82,29 +81,7 @@ class Run:
         self.minutes = 0.0  # of earlier sessions of a resumed run, as is the next
         self.episodes = 0
         self._running: Sampler | None = None  # the sampler of the model before, whose engine may serve the next
-        self._check()
-
-    def _check(self) -> None:
-        """All that can be known to be wrong is said before anything is written."""
-        tasks, rollouts = self.arguments.train_tasks, self.args.num_generations or 1
-        planned, batch = tasks * rollouts, self.args.generation_batch_size
-        if batch % planned and planned % batch:
-            raise ConfigError(
-                f"--train_tasks {tasks} times --num_generations {rollouts} does not fit the "
-                f"{batch} rollouts of a step (batch size x accumulation x processes)."
-            )
-        for option in ("chunks", "sft_chunks"):
-            for horizon, family in itertools.product(getattr(self.arguments, option), self.arguments.families):
-                last = get_family(family).max_chunks
-                if not 1 <= horizon <= last:
-                    raise ConfigError(f"--{option} {horizon}: family {family!r} has horizons 1 to {last}")
-        if self.args.resume_from_checkpoint is not None:
-            raise ConfigError(
-                f"--resume_from_checkpoint {self.args.resume_from_checkpoint}: a run goes on as a whole, "
-                f"with --resume and its folder."
-            )
-        if self.arguments.model is not None:
-            checkpoint(self.arguments.model)
+        check_fit(arguments, args)
 
     def __enter__(self) -> Run:
         set_seed(self.args.seed)
@@ -126,8 +103,8 @@ class Run:
             self.display.line(f"agent: native, {where} (sandbox profile: {self.profile})")
         if (told := processes_line(self.ranks.num_processes, os.environ)) is not None:
             self.display.line(told)
-        if self.kind == "ipa":
-            self._say_what_is_live()
+        for line in live_lines(self.arguments, self.args) if self.kind == "ipa" else ():
+            self.display.line(line)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -157,60 +134,9 @@ class Run:
             self.save_state()  # from now on the run can be resumed
         else:
             state = json.loads((self.folder / STATE).read_text())
-            self._check_same_options(state["options"])
+            check_same_options(self.arguments, self.args, state["options"])
             self.rows, self.success, self.weights = state["rows"], state["success"], state["weights"]
             self.minutes, self.episodes = state["minutes"], state["episodes"]
-
-    def _options(self) -> dict[str, Any]:
-        """The run's options as JSON takes them: infinity is a word."""
-        options = {
-            **dataclasses.asdict(self.arguments),
-            **{name: getattr(self.args, name) for name in (*IPAConfig.__annotations__, "seed")},
-        }
-        return {name: "inf" if value == float("inf") else value for name, value in options.items()}
-
-    def _check_same_options(self, recorded: dict[str, Any]) -> None:
-        """A run that went on with other options would be neither of the two.
-
-        One that is older than an option was started with its default, which leaves things as they were.
-        """
-        defaults = {
-            entry.name: entry.default for kind in (RunArguments, IPAConfig) for entry in dataclasses.fields(kind)
-        }
-        for name, value in self._options().items():
-            was = recorded.get(name, defaults[name])
-            if name not in ("resume", "boxes", "output_dir") and was != value:
-                raise ConfigError(
-                    f"--{name} {value}: the run in {self.arguments.resume} was started with {was}. "
-                    f"Go on with the options in its run.json, or start a new run."
-                )
-
-    def _say_what_is_live(self) -> None:
-        args = self.args
-        negatives = "on" if args.failure_reward < 0 else "off (failure_reward 0: failures give no gradient)"
-        fresh = args.fresh and args.pi_old_source == "trainer"
-        ratio = "1 by construction (fresh rollouts)" if fresh else f"live, level {args.ratio_level}"
-        if args.async_ratio:
-            self.display.line(f"rollouts: drawn ahead of training by a thread, async_ratio {args.async_ratio}")
-        if args.rollout_redundancy:
-            self.display.line(
-                f"rollouts: {args.rollout_redundancy} more per group than are kept; the first to finish are, which "
-                f"favours short episodes"
-            )
-        mask = (
-            f"live, level {args.mask_level}, H {args.mismatch_threshold}"
-            if self.arguments.sampler_dtype
-            else f"level {args.mask_level}, H {args.mismatch_threshold}; sampler and trainer agree: it will not fire"
-        )
-        own = "its own copy" if args.async_ratio else "the trainer itself"
-        if self.arguments.sampler != "transformers":
-            own = "its own copy, compared at every sync"
-        weights = self.arguments.sampler_dtype or own
-        self.display.line(f"sampler: {self.arguments.sampler} ({weights})")
-        self.display.line(
-            f"loss: {args.objective}; gamma {args.gamma}; negatives {negatives}; ratio {ratio}; mask {mask}; "
-            f"pi_old from the {args.pi_old_source}; imitation {args.il_when}; starts {args.resampling}"
-        )
 
     def tasks(self, split: Split, chunks: list[int]) -> list[Task]:
         """Held-out tasks of these horizons."""
@@ -374,7 +300,8 @@ class Run:
         if self.ranks.is_main_process:
             minutes = self.minutes + (time.monotonic() - self.begun) / 60
             state = {"rows": self.rows, "success": self.success, "weights": self.weights, "minutes": minutes}
-            write_json(self.folder / STATE, {**state, "episodes": episodes, "options": self._options()})
+            options = options_of(self.arguments, self.args)
+            write_json(self.folder / STATE, {**state, "episodes": episodes, "options": options})
 
     def _episodes(self) -> int:
         """Boxes taken so far, on all ranks and in all sessions of this run."""
@@ -400,7 +327,7 @@ class Run:
             "safety": safety,
             "pi_old_source": self.args.pi_old_source,
             "weights": self.weights,
-            "options": self._options(),
+            "options": options_of(self.arguments, self.args),
         }
         write_json(self.folder / SUMMARY, summary)
         self.rows.sort(key=lambda row: (row["variant"], row["step"], row["metric"]))

@@ -18,7 +18,7 @@ from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.errors import ConfigError, ImageMissing
 from mini_rome.options import OptionsParser, guarded
-from mini_rome.pipeline import Run
+from mini_rome.run_options import check_same_options, options_of
 from mini_rome.sandbox import Pool
 
 ROOT = Path(__file__).parent.parent
@@ -201,15 +201,14 @@ def test_an_unknown_option_ends_a_process_with_two_and_no_traceback(folder: Path
 
 def test_a_run_older_than_an_option_goes_on_with_its_default_and_no_other() -> None:
     for ratio, known in ((0, True), (0, False), (1, True)):
-        run = object.__new__(Run)
-        run.arguments, run.args = RunArguments(resume="old"), IPAConfig(output_dir="x", async_ratio=ratio)
-        recorded = run._options()
+        both = RunArguments(resume="old"), IPAConfig(output_dir="x", async_ratio=ratio)
+        recorded = options_of(*both)
         if not known:
             del recorded["async_ratio"]
-        run._check_same_options(recorded)
+        check_same_options(*both, recorded)
     del recorded["async_ratio"]
     with pytest.raises(ConfigError, match="--async_ratio 1: the run in old was started with 0"):
-        run._check_same_options(recorded)
+        check_same_options(*both, recorded)
 
 
 # -- the parser ----------------------------------------------------------------------------------------------------
