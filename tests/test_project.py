@@ -84,6 +84,19 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "transformers", "docker", "matplotlib", "numpy", "rich"}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "ended"),
+    [(0, 0, 0), (1, 0, 2), (0, 1, 2), (0, 5, 0), (5, 0, 0), (5, 1, 2), (2, 5, 2), (5, 5, 2)],  # make's own code is 2
+)
+def test_make_test_fails_where_a_part_fails_or_no_part_has_a_test(
+    tmp_path: Path, first: int, second: int, ended: int
+) -> None:
+    fake = tmp_path / "pytest.sh"
+    fake.write_text(f'case "$*" in *"-n auto"*) exit {first};; *) exit {second};; esac')
+    command = ["make", "test", "STAMP=", f"PYTEST=sh {fake}"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == ended
+
+
 SAMPLE = """
 import pytest
 
