@@ -70,8 +70,8 @@ def read_summary(path: str | Path) -> dict[str, Any]:
         summary = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MiniRomeError(
-            f"{path} does not exist, which says where numbers come from. Name a run's folder, a CSV with its JSON beside "
-            f"it, or a figure in {RESULTS}; `python recipes/ablate.py` makes those of the ablations."
+            f"{path} does not exist, which says where numbers come from. Name a run's folder, a CSV with its JSON "
+            f"beside it, or a figure in {RESULTS}; `python recipes/ablate.py` makes those of the ablations."
         ) from None
     except json.JSONDecodeError as error:
         raise MiniRomeError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
