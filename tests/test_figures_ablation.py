@@ -114,6 +114,14 @@ def test_a_difference_is_paired_by_seed() -> None:
     assert claims.exceeds("a", "b", "start_success")(rows[: len(rows) // 2] + solved("b", base[:2])).holds is None
 
 
+def test_a_difference_whose_interval_reaches_zero_does_not_hold_whatever_its_middle() -> None:
+    base, gains = [0.5, 0.5, 0.5, 0.5, 0.5], [0.4, 0.3, 0.2, -0.3, -0.3]
+    rows = solved("a", [value + gain for value, gain in zip(base, gains, strict=True)]) + solved("b", base)
+    middle, low, _ = interval(gains)
+    assert middle > 0.03 and low < -0.1  # the case is what it is named for
+    assert claims.exceeds("a", "b", "start_success")(rows).holds is False
+
+
 def test_equal_tokens_are_met_between_two_measurements() -> None:
     rows: list[Row] = []
     for seed in (1, 2, 3):
