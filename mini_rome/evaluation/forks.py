@@ -50,7 +50,7 @@ class Forks:
         return rows
 
 
-def microscope(rollout: Rollout, expert: Expert, n: int, params: SamplingParams, alpha: float = 0.05) -> Forks:
+def microscope(rollout: Rollout, expert: Expert, n: int, params: SamplingParams) -> Forks:
     """n rollouts from every prefix. RecordError: at some prefix not one of them could be scored."""
     starts = [expert.start(p) for p in range(expert.chunks) for _ in range(n)]
     trajectories = rollout.collect(starts, params, step=FORK_STEP)
@@ -60,7 +60,7 @@ def microscope(rollout: Rollout, expert: Expert, n: int, params: SamplingParams,
         task = expert.trajectory.task.name
         raise RecordError(f"{task}, p = {scored.index([])}: the sandbox failed in all {n} rollouts")
     successes, trials = [sum(reward == 1.0 for reward in rewards) for rewards in scored], [len(r) for r in scored]
-    return Forks(successes, trials, crucial_chunks(successes, trials, alpha))
+    return Forks(successes, trials, crucial_chunks(successes, trials))
 
 
 def find_trajectory(path: str | Path, task: str | None, chat: ChatFormat) -> tuple[Row, list[Row]]:
