@@ -137,6 +137,8 @@ def test_validate_without_docker_proves_the_families_and_says_so(capsys: pytest.
     shown = capsys.readouterr().out
     assert "1 task folders need Docker" in shown and "all 1 tasks proved" in shown
     assert cli.main(["tasks", "validate", "notes", "--repeats", "-1", "--sandbox", "sim"]) == 2
+    assert cli.main(["tasks", "validate", "word-count", "--sandbox", "sim", *folders]) == 1
+    assert "no task was proved" in capsys.readouterr().out
 
 
 def test_figure_paper_tables_draws_figure_15(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def run_proofs(
     tasks: Sequence[TaskFolder], names: Sequence[str], sandbox: str, repeats: int, full: bool, workers: int,
     every: bool,
 ) -> int:
-    """The verb: prove all tasks, or those named. Exit code 1 where a proof fails.
+    """The verb: prove all tasks, or those named. Exit code 1 where a proof fails or there was none to try.
 
     Families are proved on the simulated sandbox, and on Docker beside it where that is at hand; folders on Docker.
     every: also print the proofs that hold.
@@ -50,6 +50,9 @@ def run_proofs(
             console.print(f"{each.task}: {proof.name}: {word}{reason}", markup=False, soft_wrap=True)
     failed = sum(bool(each.failures) for each in found)
     proofs = sum(len(each.proofs) for each in found)
+    if not found:
+        console.print("no task was proved", markup=False)
+        return 1
     said = f"{failed} of {len(found)} tasks are not proved" if failed else f"all {len(found)} tasks proved"
     console.print(f"{said}; {proofs} proofs", markup=False)
     return 1 if failed else 0
