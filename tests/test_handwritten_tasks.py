@@ -9,12 +9,14 @@ import ast
 import functools
 import re
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mini_rome.tasks.harbor import TaskFolder, load
-from mini_rome.tasks.validate import prove_folder
+from mini_rome.tasks.validate import Proved, prove_folder
 
 TASKS = Path(__file__).parents[1] / "sandboxes" / "tasks"
 COMMON = TASKS / "_common"
@@ -29,6 +31,7 @@ LAYOUT = {
 }  # fmt: skip
 BASE = "mini-rome/tools:latest"
 DOCKERFILE = f"ARG BASE={BASE}\nFROM ${{BASE}}\nWORKDIR /app\n"
+AT_ONCE = 4
 FOLDERS = sorted(path.parents[1] for path in TASKS.glob("*/solution/solve.sh"))
 
 each = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -93,9 +96,19 @@ def test_nothing_the_agent_sees_holds_a_test_a_solution_or_the_canary(folder: Pa
             assert not any(secret in text for secret in secrets), path
 
 
+@pytest.fixture(scope="module")
+def proofs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Future[Proved]]]:
+    """The proofs of every folder that is tested, several at once: much of each is waiting for containers."""
+    mine = [item for item in request.session.items if "proofs" in getattr(item, "fixturenames", ())]
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        folders = [item.callspec.params["folder"] for item in mine]
+        yield {folder: executor.submit(prove_folder, task_of(folder), repeats=1) for folder in folders}
+        executor.shutdown(cancel_futures=True)
+
+
 @each
 @pytest.mark.docker
-def test_the_task_proves_itself(folder: Path) -> None:
-    proved = prove_folder(task_of(folder), repeats=1)
+def test_the_task_proves_itself(folder: Path, proofs: dict[Path, Future[Proved]]) -> None:
+    proved = proofs[folder].result()
     assert not proved.failures
     assert all(proof.holds is not None for proof in proved.proofs), "a proof of a hand-written task did not apply"
