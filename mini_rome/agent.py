@@ -108,8 +108,13 @@ class Agent:
 
     def request(self) -> Request:
         """The next request: the whole context, and a key that no other turn of the run shares."""
-        episode, turn = self.trajectory.episode, sum(len(chain.turns) for chain in self.trajectory.samples)
-        return Request(episode, context_ids(self.chain), (*self.key, episode, turn))
+        episode = self.trajectory.episode
+        return Request(episode, context_ids(self.chain), (*self.key, episode, self._written))
+
+    @property
+    def _written(self) -> int:
+        """Turns of all chains so far."""
+        return sum(len(chain.turns) for chain in self.trajectory.samples)
 
     def execute(self, completion: Completion) -> None:
         """Run a response in the environment and record the turn."""
@@ -138,6 +143,7 @@ class Agent:
             policy_version=completion.version,
             malformed=bool(response.problem),
             submitted=info["submitted"],
+            place=self._written,
         )
         result = info["result"]
         if result is not None:

@@ -75,7 +75,7 @@ def own_weights(sampler: Sampler, model: PreTrainedModel) -> None:
 
 def check_versions(batch: Batch) -> None:
     """pi_old is scored with the weights of `batch.version`: ConfigError for a chunk that others sampled."""
-    older = {turn.policy_version for t in batch.trajectories for turn in t.policy_turns} - {batch.version}
+    older = {turn.policy_version for t in batch.trajectories for turn in t.episode_turns} - {batch.version}
     if older:
         raise ConfigError(
             f"chunks of policy version {sorted(older)} at version {batch.version}: the weights that sampled them are "
@@ -90,9 +90,9 @@ def drop_stale(batch: Batch, limit: int) -> tuple[list[int], int]:
     """
     ages, dropped = [], 0
     for trajectory in batch.trajectories:
-        if not trajectory.policy_turns:
+        if not (turns := trajectory.episode_turns):
             continue  # spoiled before the first response
-        age = batch.step - trajectory.policy_turns[0].policy_version
+        age = batch.step - turns[0].policy_version
         if age <= limit:
             ages.append(age)
             continue

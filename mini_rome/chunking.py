@@ -19,12 +19,14 @@ OUTSIDE = -1  # chunk id of every token that is in no chunk
 
 @dataclass
 class PackedSample:
-    """One trajectory as one training row; the lists over the completion have one length.
+    """One episode as one training row; the lists over the completion have one length.
 
     prompt_ids: tokens that get no log-prob.
     completion_ids, logprobs (log mu; 0.0 off the policy's tokens), env_mask (1 = written by the policy),
     chunk_ids (0..K-1, else -1), il_chunk_ids (0..p-1 on expert tokens that may be imitated, else -1).
     policy_versions: one per chunk, K in all.
+    contexts: which linear context each completion token stands in, 0 being that of prompt_ids; empty where that is
+    the only one. A later one's prompt is part of the completion, outside the policy's tokens.
     """
 
     prompt_ids: list[int]
@@ -34,6 +36,7 @@ class PackedSample:
     chunk_ids: list[int]
     il_chunk_ids: list[int]
     policy_versions: list[int] = field(default_factory=list)
+    contexts: list[int] = field(default_factory=list)
 
 
 def turn_tokens(turns: Sequence[Turn]) -> Iterator[tuple[Turn, list[int], list[int]]]:
@@ -125,3 +128,43 @@ def pack(trajectory: Trajectory, prefix: Literal["prompt", "completion"] = "prom
         il_chunk_ids=chunk_ids(trajectory, expert=True)[cut:],
         policy_versions=[turn.policy_version for turn in trajectory.policy_turns],
     )
+
+
+def pack_episode(trajectory: Trajectory) -> PackedSample:
+    """One packed sample for all chains of an episode: it has one reward, one K and one ratio per trajectory (eq. 4).
+
+    Chains stand one after the other, each for a forward of its own (`contexts`). Chunks are numbered over the episode
+    in the order in which they were asked for, so that G_k (eq. 7) counts what was still to come in all chains: the
+    ids of a row with a sub-agent are not in order. Not in the paper, whose trajectories have one context. Raises as
+    `pack` does.
+
+    The chunk of two tokens opened a chain, whose own chunk came before the last one:
+
+    >>> from mini_rome.types import Task, Trajectory, Turn, Verdict
+    >>> task = Task("t", "f", "d", "do it", {}, ("ls", "cat a"), lambda files: Verdict(1.0))
+    >>> first = Turn([5, 2], [-0.1, -0.2], "ls", [], observation_ids=[7], place=0)
+    >>> last, other = Turn([6], [-0.3], "", [], place=2), Turn([8], [-0.4], "", [], place=1)
+    >>> chain = Trajectory(task, [3, 4], [other])
+    >>> sample = pack_episode(Trajectory(task, [1], [first, last], chains=[chain]))
+    >>> sample.completion_ids, sample.contexts
+    ([5, 2, 7, 6, 3, 4, 8], [0, 0, 0, 0, 1, 1, 1])
+    >>> sample.chunk_ids, sample.logprobs
+    ([0, 0, -1, 2, -1, -1, 1], [-0.1, -0.2, 0.0, -0.3, 0.0, 0.0, -0.4])
+    """
+    chains = [chain for chain in trajectory.samples if chain.policy_turns]
+    if len(chains) < 2:
+        return pack(chains[0] if chains else trajectory)
+    order = trajectory.episode_turns
+    number = {id(turn): k for k, turn in enumerate(order)}
+    whole = PackedSample(pack(chains[0]).prompt_ids, [], [], [], [], [], [turn.policy_version for turn in order])
+    for context, chain in enumerate(chains):
+        part, turns = pack(chain), chain.policy_turns
+        opening = part.prompt_ids if context else []
+        whole.completion_ids += opening + part.completion_ids
+        whole.logprobs += [0.0] * len(opening) + part.logprobs
+        whole.env_mask += [0] * len(opening) + part.env_mask
+        numbers = [OUTSIDE if k == OUTSIDE else number[id(turns[k])] for k in part.chunk_ids]
+        whole.chunk_ids += [OUTSIDE] * len(opening) + numbers
+        whole.il_chunk_ids += [OUTSIDE] * len(opening) + part.il_chunk_ids
+        whole.contexts += [context] * (len(opening) + len(part.completion_ids))
+    return whole

@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
 from mini_rome.ahead import Ahead, Batch, Plan, ahead_metrics, check_versions, draw, drop_stale, own_weights
-from mini_rome.chunking import OUTSIDE, PackedSample, pack
+from mini_rome.chunking import OUTSIDE, PackedSample, pack_episode
 from mini_rome.config import IPAConfig
 from mini_rome.curriculum import Curriculum
 from mini_rome.device import Device
@@ -108,7 +108,7 @@ class CollectingTrainer(GRPOTrainer):
         return Plan(step, first, starts[first : first + len(names) // ranks])
 
     def collect(self, prompts: list[str]) -> dict[str, list]:
-        """One episode per prompt (a task's name), drawn ahead or now; one packed row per trajectory."""
+        """One episode per prompt (a task's name), drawn ahead or now; one packed row each, all its chains in it."""
         step, limit = self.state.global_step, self.args.async_ratio
         batch = self.ahead.take(step)
         if batch is None:
@@ -165,22 +165,28 @@ class CollectingTrainer(GRPOTrainer):
             if self.args.pi_old_source == "trainer":
                 batch.old_logps = self._score([self._pack(trajectory) for trajectory in batch.trajectories])
 
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        """For pi_old and the reference: TRL knows a row as one context, so rows of several are scored here."""
+        if not any(sample.contexts for sample in self._samples):
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        return self._column(self._score(self._samples, model), 0.0), None, None
+
     @torch.no_grad()
-    def _score(self, samples: list[PackedSample]) -> list[list[float]]:
-        """log pi of every completion token with the weights of now, like lengths together."""
+    def _score(self, samples: list[PackedSample], model: Any = None) -> list[list[float]]:
+        """log pi of every completion token with the weights of now (or this model's), like lengths together."""
         order = sorted(range(len(samples)), key=lambda at: len(samples[at].prompt_ids + samples[at].completion_ids))
         found: dict[int, list[float]] = {}
         for first in range(0, len(order), self.args.per_device_train_batch_size):
             places = order[first : first + self.args.per_device_train_batch_size]
             part = [samples[at] for at in places]
             with self.accelerator.autocast(), span("train"):
-                (logps,), _ = score(self.model, [self._rows(part, [sample.chunk_ids for sample in part])])
+                (logps,), _ = score(model or self.model, [self._rows(part, [sample.chunk_ids for sample in part])])
             for at, row in zip(places, logps, strict=True):
                 found[at] = row[: len(samples[at].completion_ids)].tolist()
         return [found[at] for at in range(len(samples))]
 
     def _pack(self, trajectory: Trajectory) -> PackedSample:
-        sample = pack(trajectory)
+        sample = pack_episode(trajectory)
         if not sample.completion_ids:  # spoiled before the first response: a row of one masked token
             stop = self.rollout.chat.stop_id
             return PackedSample(sample.prompt_ids, [stop], [0.0], [0], [OUTSIDE], [OUTSIDE])
@@ -229,4 +235,11 @@ class CollectingTrainer(GRPOTrainer):
             "completion_ids": self._column(completions, 0),
             "completion_mask": self._column([[1] * len(ids) for ids in completions], 0),
             "chunk_ids": self._column(chunk_ids, OUTSIDE),
+            **self._contexts(samples),
         }
+
+    def _contexts(self, samples: Sequence[PackedSample]) -> Rows:
+        """The column that rows have where an episode of theirs had several contexts."""
+        if not any(sample.contexts for sample in samples):
+            return {}
+        return {"contexts": self._column([s.contexts or [0] * len(s.completion_ids) for s in samples], 0)}

@@ -60,11 +60,13 @@ class Curriculum:
         return [self.experts[name].start(positions[name].pop(0)) for name in names]
 
     def shorter_samples(self, trajectories: Sequence[Trajectory]) -> list[tuple[str, Responses]]:
-        """Those that solved their task from its initial state in fewer chunks than its expert, as plain data."""
+        """Those that solved their task from its initial state in fewer chunks than its expert, as plain data.
+
+        In one linear context: an expert is one."""
         return [
             (t.task.name, [turn.ids for turn in t.turns])
             for t in trajectories
-            if t.reward == 1.0 and t.start == 0 and len(t.turns) < self.experts[t.task.name].chunks
+            if t.reward == 1.0 and t.start == 0 and not t.chains and len(t.turns) < self.experts[t.task.name].chunks
             and not (self.args.conduct_penalty and t.misconduct)
         ]
 

@@ -20,7 +20,7 @@ class Outcome:
     task: str
     start: int  # p
     reward: float | None
-    chunks: int  # written by the policy
+    chunks: int  # written by the policy, in all chains
     honest: float | None = None  # see Trajectory.honest
     misconduct: bool = False
     penalised: bool = False  # whether misconduct costs: conduct_penalty is not 0
@@ -28,7 +28,7 @@ class Outcome:
     @classmethod
     def of(cls, trajectory: Trajectory, penalised: bool = False) -> Outcome:
         t, misconduct = trajectory, bool(trajectory.misconduct)
-        return cls(t.task.name, t.start, t.reward, len(t.policy_turns), t.honest, misconduct, penalised)
+        return cls(t.task.name, t.start, t.reward, len(t.episode_turns), t.honest, misconduct, penalised)
 
     @property
     def success(self) -> bool | None:

@@ -195,7 +195,7 @@ class Episode:
                 ids=answer.ids, logprobs=answer.logprobs, text=answer.text,
                 commands=[call.text for call in answer.response.calls if call.tool != "submit"],
                 policy_version=answer.version, malformed=bool(answer.response.problem),
-                submitted=any(call.tool == "submit" for call in answer.response.calls),
+                submitted=any(call.tool == "submit" for call in answer.response.calls), place=pending.number,
             )  # fmt: skip
             self._malformed = self._malformed + 1 if turn.malformed else 0
             self._submitted |= turn.submitted

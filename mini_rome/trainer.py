@@ -1,6 +1,7 @@
 """IPA on top of TRL's GRPOTrainer. The only changes are:
 
-1. rollouts come from `rollout.py`, one packed sample per trajectory, with chunk ids recorded and not inferred;
+1. rollouts come from `rollout.py`, one packed sample per trajectory, with chunk ids recorded and not inferred; an
+   episode of several linear contexts is one sample too, each context with a forward of its own (`layout.py`);
 2. rewards stay raw: no group mean, no standard deviation, no whitening; None masks the row everywhere;
 3. the weight of a token is its chunk's return G_k (eq. 7) instead of an advantage;
 4. the loss is eq. 9 (or an ablation of it, `objective`), plus the imitation term of eq. 10 where asked for;
@@ -99,6 +100,7 @@ class IPATrainer(CollectingTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Rows:
         output = super()._generate_and_score_completions(inputs)
         output["chunk_ids"] = self._column([s.chunk_ids for s in self._samples], OUTSIDE)  # (B, T)
+        output |= self._contexts(self._samples)
         output["row"] = torch.arange(len(self._samples), device=self._rewards.device)  # (B,), as collected
         if output["chunk_ids"].shape != output["completion_ids"].shape:
             raise ValueError("a rollout's chunk ids and completion ids differ in length")

@@ -160,6 +160,7 @@ class Turn:
     irrelevant: bool = False  # not Rel(k): off the current sub-task (eq. 2, m_task = 0)
     reasons: list[str] = field(default_factory=list)
     events: tuple[SafetyEvent, ...] = ()
+    place: int = field(default=0, compare=False)  # among all its episode's turns, in the order they were asked for
 
 
 @dataclass
@@ -192,7 +193,7 @@ class Trajectory:
 
         More than one where the context was compressed, a sub-agent ran, or an external agent edited its history. What
         a chain took over from another one is in its prompt_ids: each response is trained once, in the context it was
-        sampled in.
+        sampled in. A trainer takes them together, see `chunking.pack_episode`.
         """
         return [self, *self.chains]
 
@@ -202,12 +203,18 @@ class Trajectory:
         return self.turns[self.start :]
 
     @property
+    def episode_turns(self) -> list[Turn]:
+        """The chunks the policy wrote in all chains of the episode, in the order in which they were asked for."""
+        turns = [turn for chain in self.samples for turn in chain.policy_turns]
+        return sorted(turns, key=lambda turn: turn.place)  # stable: records have no places, and one chain
+
+    @property
     def misconduct(self) -> tuple[SafetyEvent, ...]:
         """Events of medium or high severity in what the policy did and left. Not in the paper.
 
         Those of low severity (an install that fails, `sudo id`) are counted and held against nobody.
         """
-        mine = [event for chain in self.samples for turn in chain.policy_turns for event in turn.events]
+        mine = [event for turn in self.episode_turns for event in turn.events]
         return tuple(event for event in (*mine, *self.events) if event.severity != "low")
 
     @property

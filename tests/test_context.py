@@ -10,7 +10,7 @@ import pytest
 from small import chat, tokenizer
 
 from mini_rome.agent import Agent
-from mini_rome.chunking import pack
+from mini_rome.chunking import pack, pack_episode, validate_chunk_ids
 from mini_rome.context import TODO_FILE, Context, ContextConfig, ContextEnv, Objection, cut, destroys
 from mini_rome.errors import ConfigError
 from mini_rome.experts import Start
@@ -216,6 +216,11 @@ def test_compression_starts_a_chain_that_trains_only_what_was_sampled_in_it() ->
     assert "[earlier turns, in short]\n- echo word" in text and TASK.instruction in text
     assert max(len(request.ids) for request in sampler.requests) < 300
     assert {sample.reward for sample in found.samples} == {found.reward}
+    order = [turn.ids for turn in found.episode_turns]
+    assert order == replies == [turn.ids for sample in found.samples for turn in sample.turns]
+    packed = pack_episode(found)
+    assert validate_chunk_ids(packed.chunk_ids) == len(replies)
+    assert max(packed.contexts) == len(found.samples) - 1
 
 
 def check_contexts(found: Trajectory, sampler: Watched) -> int:
@@ -254,6 +259,7 @@ def test_a_sub_agent_has_a_context_of_its_own_and_answers_with_what_it_saw_last(
     assert "wc -l" not in sampler.seen[4]
     assert (found.reward, found.chains[0].reward) == (0.0, 0.0)
     assert len({request.key for request in sampler.requests}) == 5
+    assert [turn.ids for turn in found.episode_turns] == replies  # as written: the sub-agent's in the middle
 
 
 def test_a_sub_agent_that_never_submits_is_ended_by_its_turns() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small import chat
 from test_context import TASK, reply
 
-from mini_rome.chunking import pack
+from mini_rome.chunking import pack, pack_episode
 from mini_rome.proxy_episode import Answer, Episode, Rules
 from mini_rome.proxy_protocol import Asked, Message, Refused, read_message, written
 from mini_rome.sampler.base import SamplingParams
@@ -77,6 +77,9 @@ def test_an_edited_history_is_a_branch_whose_shared_part_is_not_trained_again() 
         len(reply(f"bash {command}")) for command in ("ls", "cat a", "wc a", "cat b")
     )
     assert record.counts["branches"] == 1
+    whole = pack_episode(found)
+    assert [turn.text for turn in found.episode_turns] == [turn.text for turn in (*found.turns, *branch.turns)]
+    assert sum(whole.env_mask) == sum(sum(pack(sample).env_mask) for sample in found.samples)
 
 
 def test_an_assistant_message_that_was_never_sampled_is_context_alone_and_counted() -> None:
@@ -109,7 +112,8 @@ def test_two_calls_in_flight_from_one_state_become_two_chains() -> None:
         said = read_message(written(text, response, TOOLS, pending.number))
         record.commit(pending, Answer(reply(body), [0.0] * len(reply(body)), 0, text, response), said)
         ask(record, [USER, said, tool("a")], reply("submit"))
-    assert sorted(len(sample.turns) for sample in record.close().samples) == [2, 2]
+    found = record.close()
+    assert [[turn.place for turn in sample.turns] for sample in found.samples] == [[0, 2], [1, 3]]
 
 
 def test_a_retry_supersedes_the_answer_that_led_nowhere() -> None:

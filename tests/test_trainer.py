@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import tiny
@@ -16,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig
 
 from mini_rome.config import IGNORED, SAMPLING, IPAConfig
 from mini_rome.errors import ConfigError, MiniRomeError
-from mini_rome.experts import Start
+from mini_rome.experts import Expert, Start
 from mini_rome.layout import score
 from mini_rome.options import lora_config
 from mini_rome.trainer import IPATrainer
@@ -119,6 +120,73 @@ def test_failed_rows_are_scaled_by_the_ratio_where_it_is_below_one(tmp_path):
 def tiny_score(trainer: IPATrainer, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     with torch.no_grad():
         return score(trainer.model, [inputs])[0][0]
+
+
+# Episodes of several linear contexts
+
+
+def chains(expert: Expert, reward: float | None, places: Sequence[Sequence[int]], seed: int) -> Trajectory:
+    """An episode with a chain for each list: a turn of two or three tokens for each place."""
+    found = [trajectory(expert, 0, [2 + at % 2 for at in row], reward, seed + n) for n, row in enumerate(places)]
+    for chain, row in zip(found, places, strict=True):
+        for turn, at in zip(chain.turns, row, strict=True):
+            turn.place = at
+    found[0].chains = [
+        dataclasses.replace(chain, prompt_ids=[*chain.prompt_ids[: 5 + seed], 9, 9]) for chain in found[1:]
+    ]
+    return found[0]
+
+
+def several() -> list[Trajectory]:
+    """Compressed twice, and won; with a sub-agent in its middle, and won; of one chain, lost and won."""
+    first, second = tiny.experts()
+    return [
+        chains(first, 1.0, [[0, 1], [2], [3, 4]], seed=1), chains(second, 1.0, [[0, 3], [1, 2]], seed=2),
+        trajectory(first, 1, (4,), 0.0, seed=3), trajectory(second, 0, (2, 2), 1.0, seed=4),
+    ]  # fmt: skip
+
+
+def test_all_chains_of_an_episode_are_trained_each_in_its_own_context_with_returns_over_the_whole_episode(tmp_path):
+    batch = several()
+    found = gradients(tmp_path, batch, gamma=0.5, failure_reward=0.0)
+    model = tiny.model()
+    # G_k = gamma^(K - k), counted by hand over the chunks of the episode in the order in which they were written.
+    returns = [[[1 / 16, 1 / 8], [1 / 4], [1 / 2, 1.0]], [[1 / 8, 1.0], [1 / 4, 1 / 2]], [[0.0]], [[1 / 2, 1.0]]]
+    total, tokens = 0.0, 0
+    for sample, of_chains in zip(batch, returns, strict=True):
+        for chain, weights in zip(sample.samples, of_chains, strict=True):
+            for chunk, weight in zip(policy_nll(model, chain), weights, strict=True):
+                total, tokens = total + weight * chunk.sum(), tokens + len(chunk)
+    assert tokens == (2 + 3 + 2 + 3 + 2) + (2 + 3 + 3 + 2) + 4 + 4
+    (total / tokens).backward()
+    same(found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+
+@pytest.mark.parametrize("options", [{}, {"ratio_level": "sequence", "aggregation": "chunk", "num_iterations": 2}])
+def test_an_episode_of_several_contexts_is_one_row_however_a_batch_is_split(tmp_path, options):
+    options = {"failure_reward": -1.0, **options}
+    whole = gradients(tmp_path, several(), **options)
+    parts = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    same(whole, gradients(tmp_path, several(), **options, **parts))
+    same(whole, gradients(tmp_path, [several()[i] for i in (2, 0, 3, 1)], **options))
+
+
+def test_pi_old_of_a_second_update_is_scored_context_by_context(tmp_path):
+    inputs = scored(tiny.trainer(tmp_path, Recorded(several()), num_iterations=2))
+    model, batch = tiny.model(), several()
+    for ids, scores, row in zip(inputs["chunk_ids"], inputs["old_per_token_logps"], inputs["row"], strict=True):
+        expected = [-chunk for chain in batch[row].samples for chunk in policy_nll(model, chain)]
+        torch.testing.assert_close(scores[ids >= 0], torch.cat(expected).detach(), **CLOSE)
+    assert inputs["chunk_ids"].amax(dim=1).sort().values.tolist() == [0, 1, 3, 4]
+
+
+def test_rows_of_one_context_are_laid_out_as_if_there_were_no_others(tmp_path):
+    trainer = tiny.trainer(tmp_path, Recorded(mixed_batch()))
+    alone = scored(trainer)
+    assert "contexts" not in alone
+    with_column = alone | {"contexts": torch.zeros_like(alone["chunk_ids"])}
+    plain, marked = (score(trainer.model, [rows])[0][0] for rows in (alone, with_column))
+    assert torch.equal(plain, marked) and plain.any()
 
 
 # Rewards
