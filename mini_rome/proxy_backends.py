@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from concurrent.futures import Future
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mini_rome.errors import ConfigError
+from mini_rome.errors import ConfigError, SamplerError
 from mini_rome.evaluation.model_client import ContextFull, Endpoint, EndpointError
 from mini_rome.proxy_episode import Answer, Pending
 from mini_rome.proxy_protocol import Asked, Message, Refused, canonical
@@ -35,7 +36,8 @@ class Backend(Protocol):
 class _Call:
     request: Request
     params: SamplingParams
-    future: Future[Completion]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]  # of the loop, whose thread alone sets it
 
 
 class SamplerBackend:
@@ -50,10 +52,12 @@ class SamplerBackend:
     async def answer(self, pending: Pending, asked: Asked) -> Answer:
         if not self._thread.is_alive():
             raise Refused(503, "the sampler is gone", "sampler_down")
-        future: Future[Completion] = Future()
-        self._queue.put(_Call(pending.request, pending.params, future))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
+        self._queue.put(_Call(pending.request, pending.params, loop, future))
         try:
-            found = await asyncio.wait_for(asyncio.wrap_future(future), self.timeout_s)
+            async with asyncio.timeout(self.timeout_s):
+                found = await future
         except TimeoutError:
             raise Refused(503, f"the sampler gave no answer within {self.timeout_s:g} s", "sampler_down") from None
         except Exception as error:  # whatever a model raises: the agent is told, and the episode goes unscored
@@ -83,8 +87,7 @@ class SamplerBackend:
             done = [item for item in items if isinstance(item, int)]
             waiting += [item for item in items if isinstance(item, _Call)]
             if None in items:
-                for call in waiting:
-                    call.future.cancel()
+                _hand_out(waiting, [SamplerError("the proxy was closed")] * len(waiting))
                 return
             if done:
                 self.sampler.forget(done)
@@ -95,23 +98,47 @@ class SamplerBackend:
         batch: dict[int, _Call] = {}
         left = []
         for call in waiting:
+            if call.future.done():
+                continue  # its client waits no more
             first = next(iter(batch.values()), call)
             if call.params == first.params and call.request.episode not in batch:
                 batch[call.request.episode] = call
             else:
                 left.append(call)
-        calls = [call for call in batch.values() if call.future.set_running_or_notify_cancel()]
-        if not calls:
+        if not batch:
             return left
+        calls = list(batch.values())
+        found: Sequence[Completion | Exception]
         try:
             found = self.sampler.generate([call.request for call in calls], calls[0].params)
+            if len(found) != len(calls):
+                raise SamplerError(f"{len(found)} completions for {len(calls)} requests")
         except Exception as error:  # handed on to each caller
-            for call in calls:
-                call.future.set_exception(error)
-            return left
-        for call, completion in zip(calls, found, strict=True):
-            call.future.set_result(completion)
+            found = [error] * len(calls)
+        _hand_out(calls, found)
         return left
+
+
+def _hand_out(calls: Sequence[_Call], found: Sequence[Completion | Exception]) -> None:
+    """Give each call what was found for it, by one wake-up of each loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[_Call, Completion | Exception]]] = defaultdict(list)
+    for call, outcome in zip(calls, found, strict=True):
+        loops[call.loop].append((call, outcome))
+    for loop, pairs in loops.items():
+        try:
+            loop.call_soon_threadsafe(_settle, pairs)
+        except RuntimeError:
+            pass  # that proxy has closed, and its clients with it
+
+
+def _settle(pairs: Sequence[tuple[_Call, Completion | Exception]]) -> None:
+    for call, outcome in pairs:
+        if call.future.done():
+            continue
+        if isinstance(outcome, Exception):
+            call.future.set_exception(outcome)
+        else:
+            call.future.set_result(outcome)
 
 
 class ExternalBackend:

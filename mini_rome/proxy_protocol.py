@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +34,9 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}), "echo": (False, None),
 }  # fmt: skip
 
+# Numbers that are accepted, as OpenAI bounds them.
+RANGES: Mapping[str, tuple[float, float]] = {"temperature": (0, 2), "top_p": (0, 1)}
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps half a character, which no token has and no answer can hold
 CACHED = 2048  # characters of arguments up to which their canonical form is kept
 
 
@@ -79,6 +84,8 @@ def read_request(raw: bytes, model: str) -> Asked:
     """The request in these bytes. Raises Refused: 400 for what is wrong or not supported, 404 for another model."""
     try:
         body = json.loads(raw)
+        if _HALF.search(raw):
+            body = json.loads(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {str(error)[:120]}") from None
     if not isinstance(body, dict):
@@ -88,13 +95,16 @@ def read_request(raw: bytes, model: str) -> Asked:
                       "model_not_found", "model")  # fmt: skip
     for name, value in body.items():
         if name in ONLY and value not in ONLY[name]:
-            raise Refused(400, f"{name}={json.dumps(value)[:60]} is not supported; leave it out", None, name)
+            raise Refused(400, f"{name}={str(value)[:60]} is not supported; leave it out", None, name)
         if name not in ONLY and name not in HARMLESS and name not in UNUSED:
             raise Refused(400, f"option {name[:60]!r} is not supported; leave it out", None, name[:60])
     unused = tuple(sorted(name for name in UNUSED if body.get(name) is not None))
     for name in unused:
         if isinstance(body[name], bool) or not isinstance(body[name], int | float):
             raise Refused(400, f"{name} must be a number", None, name)
+        low, high = RANGES.get(name, (-math.inf, math.inf))
+        if not low <= body[name] <= high:  # NaN is not
+            raise Refused(400, f"{name}={str(body[name])[:40]}: must lie in [{low:g}, {high:g}]", None, name)
     options = body.get("stream_options") or {}
     return Asked(
         _messages(body.get("messages")), _tools(body.get("tools")), _limit(body), _flag(body, "stream"),
@@ -125,7 +135,7 @@ def _tools(found: Any) -> dict[str, str]:
     try:
         functions = [tool["function"] for tool in found or []]
         return {
-            str(function["name"]): next(iter((function.get("parameters") or {}).get("properties") or {}), "")
+            str(function["name"]): str(next(iter((function.get("parameters") or {}).get("properties") or {}), ""))
             for function in functions
         }
     except (TypeError, LookupError, AttributeError):
@@ -140,9 +150,10 @@ def _messages(found: Any) -> tuple[Message, ...]:
 
 def read_message(message: Any, where: str = "message") -> Message:
     """One message as a client sends it. Raises Refused (400), naming `where`."""
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    given = message.get("role") if isinstance(message, dict) else None
+    role = ROLES.get(given) if isinstance(given, str) else None
+    if role is None:
         raise Refused(400, f"{where}: role must be one of {', '.join(ROLES)}", None, where)
-    role = ROLES[message["role"]]
     text = _text(where, message.get("content"))
     try:
         calls = tuple(
@@ -161,7 +172,7 @@ def _arguments(given: Any) -> str:
 
 
 def _text(where: str, content: Any) -> str:
-    """Text, or text parts joined; other parts are refused. Half characters, which no token has, are replaced."""
+    """Text, or text parts joined; other parts are refused."""
     if content is None:
         return ""
     if isinstance(content, list):
@@ -173,21 +184,21 @@ def _text(where: str, content: Any) -> str:
         content = "".join(parts)
     if not isinstance(content, str):
         raise Refused(400, f"{where}: content must be text", None, where)
-    return content.encode("utf-8", "replace").decode()
+    return content
 
 
 @functools.lru_cache(maxsize=1024)  # agents send the whole history with every call
 def canonical(arguments: str) -> str:
-    """One spelling for arguments that say the same; text that is no JSON stays.
+    """One spelling for arguments that say the same; text that is no JSON stays. Half characters are replaced.
 
     >>> canonical('{ "b": 1, "a": 2 }')
     '{"a":2,"b":1}'
     """
     try:
-        value = json.loads(arguments)
+        same = json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     except (ValueError, RecursionError):
-        return arguments
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        same = arguments
+    return same.encode("utf-8", "replace").decode()  # escapes in there may spell half characters, too
 
 
 def _body(name: str, arguments: str) -> str:
