@@ -66,7 +66,7 @@ def run_grade(options: argparse.Namespace) -> int:
     from mini_rome.course.runners import UNSAFE, Boxed, Local
     from mini_rome.course.submissions import check_plan, grade_all
 
-    check_plan(options.zips, options.seed, options.jobs)
+    check_plan(options.zips, options.seed, options.jobs, options.out)
     if options.unsafe_local:
         print(UNSAFE, file=sys.stderr)
     else:

@@ -15,7 +15,7 @@ import pytest
 
 from mini_rome.cli import main
 from mini_rome.course import attacks, wire
-from mini_rome.course.grade import Session, grade_source
+from mini_rome.course.grade import grade_source
 from mini_rome.course.paper import (
     ASSIGNMENTS,
     PUBLIC_SEED,
@@ -27,6 +27,7 @@ from mini_rome.course.paper import (
 )
 from mini_rome.course.release import release, released_files, skeleton
 from mini_rome.course.runners import Local
+from mini_rome.course.session import Session
 from mini_rome.course.submissions import sources
 
 FOLDERS = assignment_folders()
@@ -110,7 +111,7 @@ def test_a_ruined_exercise_costs_its_own_points_alone(paper: Paper) -> None:
 def test_a_test_that_asks_too_much_is_broken_and_arguments_are_checked(
     paper: Paper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mini_rome.course.grade.QUESTIONS", 3)
+    monkeypatch.setattr("mini_rome.course.detect.QUESTIONS", 3)
     ask = "n = 0\nwhile True:\n    n += 1\n    arguments[0]([[[n], []]])"
     results = grade_source(
         paper.only("test_rows"), attacks.with_body(STAFF, ask, ["test_rows"]).encode(), Local(), "7", True
@@ -124,7 +125,7 @@ def test_a_test_that_asks_too_much_is_broken_and_arguments_are_checked(
 
 
 def test_a_submission_that_uses_up_its_time_is_not_run_again(paper: Paper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mini_rome.course.grade.BUDGET_S", 0.0)
+    monkeypatch.setattr("mini_rome.course.session.BUDGET_S", 0.0)
     session = Session(Local(), STAFF.encode(), paper.allowed)
     (answer,) = session.ask([{"id": 0, "function": "chunk_ids", "cases": [], "seconds": 1}]).values()
     assert "used up" in answer.reason and not answer.ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from textwrap import indent
 
 FORGED = r'''
 import os, json
@@ -75,6 +76,47 @@ for top in ("/app", "/tmp", "/home", "/root", "/srv", "/proc/1", "/proc/self", f
             folders[:] = []
 return json.loads(found[0])[0]["value"] if found else None
 '''
+LIES = r'''
+import os
+class Number(int):
+    __eq__ = __le__ = __ge__ = lambda *_: True
+    __sub__ = __rsub__ = __abs__ = lambda *_: Number()
+    __hash__ = int.__hash__
+    __repr__ = __str__ = lambda _: "1e999"
+class Text(str):
+    __eq__ = lambda *_: True
+    __hash__ = str.__hash__
+class Pickled:
+    __module__ = "torch"
+    dtype = "torch.float64"
+    def tolist(self): return [Number(), Text("x"), float("nan"), {"~pickle": "gASV"}]
+    def __reduce__(self): return os.system, ("touch /tmp/executed",)
+class Rows(list):
+    __len__ = lambda _: 10 ** 6
+    __eq__ = lambda *_: True
+Number.__name__ = Text.__name__ = "n" * 10 ** 6
+return {Number(): Pickled(), "~tensor": Rows([Text("1"), 10 ** 4000]), "x": Number()}
+'''
+FLOOD = r'''
+import os
+def say(text):
+    for end in range(1, 64):
+        try:
+            os.write(end, text.encode() + b"\\n")
+        except OSError:
+            pass
+key = "1"
+for _ in range(60):
+    key = '{"~dict":[[' + key + ',1]]}'
+for n in range(20):
+    say('\\n{"id":%d,"case":0,"value":%s}' % (n, key))
+    say('{"id":%d,"case":1,"value":%s}' % (n, "[" * 900 + "]" * 900))
+    say('{"id":%d,"case":2,"value":1%s}' % (n, "0" * 4000))
+    say('{"id":%d,"left":%s}{"id":[],"case":{}}' % (n, "[" * 900 + "]" * 900))
+    say('{"id":%d,"case":0,"ask":%s}' % (n, "[" * 400 + key + "]" * 400))
+    say('{"id":%d,"case":0,"verdict":["holds"],"error":%s}' % (n, '"' + "x" * 10 ** 5 + '"'))
+raise ValueError("x" * 10 ** 6)
+'''
 # One body for every function of a skeleton; {name!r} is the function's name, `arguments` what it was given.
 BODIES = {
     "os._exit(0)": "import os\nos._exit(0)",
@@ -87,6 +129,9 @@ BODIES = {
     "refuses everything, SnapshotRefused": "import mini_rome.errors as e\nraise e.SnapshotRefused",
     "refuses everything, VerifierError": "import mini_rome.errors as e\nraise e.VerifierError",
     "fails every assertion": "assert False",
+    "returns objects that are equal to everything": LIES,
+    "floods the channel with what is hard to read": FLOOD,
+    "closes its channel": "import os\nos.closerange(0, 64)",
     "returns its input": "return arguments[0]",
     "returns nothing": "return None",
     "returns an empty list": "return []",
@@ -97,6 +142,11 @@ AT_IMPORT = {
     "sys.exit at import": "raise SystemExit(0)",
     "a syntax error": "def (",
     "hangs at import": "while True: pass",
+    "answers before it is asked": f"def _forge():\n{indent(FORGED, '    ')}\n\n_forge()",
+    "ignores signals and sleeps at import": (
+        "import signal, time\nfor n in range(1, 32):\n    if n not in (9, 19): signal.signal(n, signal.SIG_IGN)\n"
+        "time.sleep(1000)"
+    ),
 }
 RUIN = {  # one function of an otherwise right submission: the others keep their points
     "hangs": ("while True: pass", "did not end within"),
@@ -109,6 +159,20 @@ RUIN = {  # one function of an otherwise right submission: the others keep their
     "fills the shared memory": (
         "import mmap\nheld = []\nwhile True:\n    block = mmap.mmap(-1, 1 << 28)\n"
         "    block.write(b'x' * (1 << 28))\n    held.append(block)", "",
+    ),
+    "keeps shared memory": (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\nfor n in range(32):\n"
+        "    place = libc.shmat(libc.shmget(n + 1, 1 << 26, 0o1600), None, 0)\n"
+        "    ctypes.memset(place, 1, 1 << 26)", "",
+    ),
+    "fills the disk": (
+        "import os\nfor top in ('/app/work', '/tmp', '/dev/shm', os.path.expanduser('~')):\n    try:\n"
+        "        with open(f'{top}/full', 'wb') as file:\n            while True: file.write(bytes(1 << 20))\n"
+        "    except OSError:\n        continue", "",
+    ),
+    "leaves a daemon": (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(1000)\n"
+        "    os._exit(0)\nreturn 'x'", "",
     ),
     "exits": ("import os\nos._exit(0)", "ended its process"),
     "kills its parent": ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn 1", ""),

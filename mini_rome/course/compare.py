@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+LARGEST = sys.float_info.max  # an integer beyond it has no difference from a float: that overflows
 ZERO = 1e-9  # of the largest expected number: how far from an expected 0 a number may be
 
 
@@ -59,8 +61,8 @@ def same(got: Any, want: Any, rtol: float, near_zero: float) -> bool:
     """Two leaves."""
     if isinstance(want, float) and isinstance(got, int | float) and not isinstance(got, bool):
         if not math.isfinite(want):
-            return got == want or (math.isnan(want) and math.isnan(got))
-        return abs(got - want) <= (rtol * abs(want) or near_zero)
+            return got == want or (want != want and got != got)
+        return abs(got) <= LARGEST and abs(got - want) <= (rtol * abs(want) or near_zero)
     return type(got) is type(want) and got == want
 
 

@@ -27,8 +27,9 @@ from typing import Any
 
 from mini_rome.course import wire
 
-IMPORT_S = 10  # for importing a submission, by SIGALRM
+IMPORT_S = 20  # for importing a submission, by SIGALRM
 MEMORY = 1536 << 20  # bytes of private memory a job may have before Python raises MemoryError; the box has 2 GB
+NAME = 80  # characters of an exception's name
 Say = Callable[[dict[str, Any]], None]
 
 
@@ -130,7 +131,7 @@ def call(job: dict[str, Any], module: ModuleType, say: Say) -> None:
         try:
             answer = {"value": wire.encode(value_of(getattr(module, job["function"]), wire.decode(case), job))}
         except Exception as error:
-            answer = {"raises": type(error).__name__, "error": explain(error)}
+            answer = {"raises": type(error).__name__[:NAME], "error": explain(error)}
         say({"id": job["id"], "case": number, **answer})
     say({"id": job["id"], "end": "ok"})
 
@@ -169,7 +170,7 @@ def detect(job: dict[str, Any], module: ModuleType, say: Say) -> None:
 
 def explain(error: BaseException) -> str:
     """`TypeError: ... (exercises.py, line 12)`: the last line of the submission that took part."""
-    said = f"{type(error).__name__}: {str(error)[:300]}".removesuffix(": ")
+    said = f"{type(error).__name__[:NAME]}: {str(error)[:300]}".removesuffix(": ")
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename.endswith("exercises.py")]
     return f"{said} (exercises.py, line {lines[-1]})" if lines else said

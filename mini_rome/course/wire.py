@@ -82,6 +82,8 @@ def plain(data: Any) -> Any:
     pairs = data.get("~dict")
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError("an object of unknown form")
+    if any(isinstance(key, list | dict) for key, _ in pairs):  # as text, nested ones would double with each level
+        raise ValueError("a key that is neither text nor number")
     return {str(plain(key)): plain(item) for key, item in pairs}
 
 

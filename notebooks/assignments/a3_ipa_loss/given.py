@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -54,7 +52,7 @@ def check(logps: Row, old: Row, sampler: Row, ids: list[int], reward: float, thr
     if not all(isinstance(row, list) and 1 <= len(row) <= 32 and len(row) == len(ids) for row in rows):
         raise ValueError("logps, old_logps, sampler_logps and chunk_ids must be lists of one length, 1 to 32")
     numbers = [*logps, *old, *sampler, reward, threshold]
-    if not all(type(x) in (int, float) and math.isfinite(x) and abs(x) < 1000 for x in numbers) or threshold <= 0:
+    if not all(type(x) in (int, float) and abs(x) < 1000 for x in numbers) or threshold <= 0:
         raise ValueError("log-probs, reward and threshold must be finite numbers, the threshold above 0")
     if not all(type(k) is int and -1 <= k < 32 for k in ids) or max(ids) < 0:
         raise ValueError("chunk_ids must be integers from -1 to 31, one of them in a chunk")
