@@ -193,7 +193,8 @@ def run_figure(options: argparse.Namespace) -> int:
         ours = None if options.ours is None else our_point(options.ours)
         print(performance_against_parameters(TABLES.with_suffix(".png"), ours=ours))
         return 0
-    from mini_rome.evaluation.figures import locate, read_summary, redraw
+    from mini_rome.evaluation.figures import locate, redraw
+    from mini_rome.evaluation.rows import read_summary
 
     table, summary, png = locate(options.name)
     if options.check is not None:

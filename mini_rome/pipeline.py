@@ -29,8 +29,9 @@ from mini_rome.curve import Curve
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks, record_experts
 from mini_rome.episodes import EpisodeLog, Recorder
 from mini_rome.errors import ConfigError
+from mini_rome.evaluation.curve_figure import learning_curve
 from mini_rome.evaluation.evaluate import evaluate
-from mini_rome.evaluation.figures import COLUMNS, learning_curve
+from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.events import event_line, event_rates
 from mini_rome.experts import Expert
 from mini_rome.masks import MaskPolicy, masked_share

@@ -26,7 +26,8 @@ from rich.console import Console  # noqa: E402
 from mini_rome.errors import ConfigError  # noqa: E402
 from mini_rome.evaluation.assess import Loaded, open_pool  # noqa: E402
 from mini_rome.evaluation.calibration import sampled_mismatch  # noqa: E402
-from mini_rome.evaluation.figures import COLUMNS, Row, locate, redraw  # noqa: E402
+from mini_rome.evaluation.figures import locate, redraw  # noqa: E402
+from mini_rome.evaluation.rows import COLUMNS, Row  # noqa: E402
 from mini_rome.loss import Level, mismatch_ratios  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402

@@ -31,7 +31,7 @@ from mini_rome.data.stages import mixed_rows, preferred, still_wrong  # noqa: E4
 from mini_rome.data.synthesis import Scripted  # noqa: E402
 from mini_rome.errors import ConfigError  # noqa: E402
 from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING  # noqa: E402
-from mini_rome.evaluation.figures import COLUMNS  # noqa: E402
+from mini_rome.evaluation.rows import COLUMNS  # noqa: E402
 from mini_rome.experts import Start  # noqa: E402
 from mini_rome.masks import MaskPolicy, annotate  # noqa: E402
 from mini_rome.model import build_model, build_tokenizer  # noqa: E402

@@ -28,7 +28,8 @@ from rich.console import Console  # noqa: E402
 
 from mini_rome.arguments import RunArguments  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
-from mini_rome.evaluation.figures import read_summary, redraw  # noqa: E402
+from mini_rome.evaluation.figures import redraw  # noqa: E402
+from mini_rome.evaluation.rows import read_summary  # noqa: E402
 from mini_rome.evaluation.timeline_figure import read_spans, shares_table  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.pipeline import Run  # noqa: E402

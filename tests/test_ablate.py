@@ -27,7 +27,7 @@ from mini_rome.evaluation.ablation_trainers import (
     NoisySampler,
     step_advantages,
 )
-from mini_rome.evaluation.figures import Row, read_rows
+from mini_rome.evaluation.rows import Row, read_rows
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from samples import trajectory, turn
 
 from mini_rome.data.ablation_masks import METRICS, VARIANTS, by_variant, interval, read_table, rows_of, table_of
-from mini_rome.evaluation.figures import COLUMNS, redraw
+from mini_rome.evaluation.figures import redraw
+from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.masks import IGNORE, masked_labels
 from mini_rome.runs import write_csv, write_json
 

@@ -14,7 +14,7 @@ import pytest
 from mini_rome import __version__, cli, doctor
 from mini_rome.doctor import Check
 from mini_rome.evaluation import paper
-from mini_rome.evaluation.figures import COLUMNS
+from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.runs import write_csv, write_json
 
 WORD_COUNT = Path(__file__).parent / "data" / "tasks" / "word-count"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation import figures
-from mini_rome.evaluation.figures import Row, learning_curve
+from mini_rome.evaluation import curve_figure, figures
+from mini_rome.evaluation.curve_figure import learning_curve
+from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row
 from mini_rome.runs import write_csv, write_json
 
 SUMMARY = {"backend": "sim", "sampler": "transformers", "commit": "0123456789ab"}
@@ -28,7 +29,7 @@ def make_rows(seeds: int = 1) -> list[Row]:
 
 def save(folder: Path, rows: list[Row], summary: dict[str, str] = SUMMARY) -> tuple[Path, Path, Path]:
     table, info, png = folder / "curve.csv", folder / "summary.json", folder / "curve.png"
-    write_csv(table, [row._asdict() for row in rows], figures.COLUMNS)
+    write_csv(table, [row._asdict() for row in rows], COLUMNS)
     write_json(info, summary)
     return table, info, png
 
@@ -51,16 +52,16 @@ def test_the_picture_depends_on_the_numbers(tmp_path: Path) -> None:
 
 
 def test_the_caption_says_simulated_seeds_n_and_intervals() -> None:
-    text = figures.caption(make_rows(2), SUMMARY)
+    text = curve_figure.caption(make_rows(2), SUMMARY)
     for part in ("simulated", "(sim)", "seed 0, 1", "n = 200", "95 % Wilson", "transformers", "0123456789ab"):
         assert part in text
-    docker = figures.caption(make_rows(), SUMMARY | {"backend": "docker"})
+    docker = curve_figure.caption(make_rows(), SUMMARY | {"backend": "docker"})
     assert "docker" in docker and "simulated" not in docker
 
 
 def test_bars_are_the_wilson_interval_around_the_rate() -> None:
     rows = [Row("ipa", "0", "all", 0, "test_success", 0.6), Row("ipa", "0", "all", 0, "test_n", 200)]
-    (lower,), (upper,) = figures.interval_bars(rows, figures.series(rows, "test_success"))
+    (lower,), (upper,) = curve_figure.interval_bars(rows, curve_figure.series(rows, "test_success"))
     assert (0.6 - lower, 0.6 + upper) == pytest.approx((0.5308, 0.6653), abs=1e-4)
 
 
@@ -138,7 +139,7 @@ def test_the_firing_depends_on_the_ratios_and_is_not_drawn_without(tmp_path: Pat
 
 
 def test_every_committed_table_redraws(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[1] / figures.RESULTS
+    folder = Path(__file__).parents[1] / RESULTS
     tables = [path for path in folder.glob("*.csv") if path.stem != "paper_tables"]
     assert folder / "mask_firing.csv" in tables
     for table in tables:

@@ -18,7 +18,7 @@ from mini_rome.evaluation import figures
 from mini_rome.evaluation.ablation import Cube, Panel, Variant, band, cube, interval
 from mini_rome.evaluation.ablation_draw import caption, compare, curves, effect_rows
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
-from mini_rome.evaluation.figures import COLUMNS, Row
+from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
 from mini_rome.runs import write_csv, write_json
 from mini_rome.safety.conduct import METRICS
@@ -241,7 +241,7 @@ def test_a_shorter_rerun_is_compared_at_the_last_step_of_both() -> None:
 
 
 def test_what_is_no_ablation_cannot_be_checked(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[1] / figures.RESULTS
+    folder = Path(__file__).parents[1] / RESULTS
     assert json.loads((folder / "mask_firing.json").read_text())["figure"] == "mask_firing"
     with pytest.raises(MiniRomeError, match="is no ablation"):
         cli.run_figure(cli.build_parser().parse_args(["figure", str(folder / "mask_firing.csv"), "--check", "x.csv"]))

@@ -11,7 +11,7 @@ import pytest
 from mini_rome import cli
 from mini_rome.data.demonstrations import run_responses
 from mini_rome.episodes import EpisodeLog
-from mini_rome.evaluation.figures import COLUMNS
+from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.experts import script
 from mini_rome.families import get_family
 from mini_rome.model import build_tokenizer

@@ -12,7 +12,7 @@ import tiny
 from mini_rome.config import IPAConfig
 from mini_rome.data.records import Row, to_row, tokenizer_hash, unjudged
 from mini_rome.episodes import EPISODES, chunk_facts
-from mini_rome.evaluation.figures import COLUMNS
+from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.runs import write_csv, write_json
 from mini_rome.types import SafetyEvent, Trajectory, Turn
 
@@ -23,6 +23,7 @@ HOSTILE = "\n".join(
         '<iframe src="https://example.org"></iframe> <link rel="stylesheet" href="//example.org/x.css"> &lt; @DATA@',
         "\x1b[31mred\x1b[0m \x1b]0;title\x07 bell\x08\x00 back\r over",
         "bidi \u202eevil\u202c \u2066x\u2069 zero\u200bwidth \ufeff tag\U000e0041",
+        f"<!-- <script> ]]> `${{{ATTACK}}}` ${{1}} '\"\\ javascript:{ATTACK} __proto__ constructor",
         "half \ud83d of a pair, whole \U0001f600",
         "C1 \x9b31m \x85 line\u2028separator",
     )

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from mini_rome.evaluation.figures import COLUMNS
+from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
 from mini_rome.masks import MaskPolicy
 from mini_rome.runs import replacing

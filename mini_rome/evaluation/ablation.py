@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation.figures import Row
+from mini_rome.evaluation.rows import Row
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mini_rome.evaluation.ablation import Cube, Finding, cube, interval
-from mini_rome.evaluation.figures import Row
+from mini_rome.evaluation.rows import Row
 from mini_rome.evaluation.stats import wilson
 
 Test = Callable[[Sequence[Row]], Finding]

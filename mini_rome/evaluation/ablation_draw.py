@@ -14,7 +14,8 @@ from mini_rome.errors import MiniRomeError
 from mini_rome.evaluation.ablation import Ablation, Panel, Variant, band, cube, interval
 from mini_rome.evaluation.ablation_claims import paired, peak
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
-from mini_rome.evaluation.figures import COLOURS, Row, read_rows, read_summary, save
+from mini_rome.evaluation.canvas import COLOURS, save
+from mini_rome.evaluation.rows import Row, read_rows, read_summary
 
 UNITS = {"step": "optimiser step", "episodes": "episodes", "seconds": "seconds of training, one thread",
          "tokens": "tokens trained on"}  # fmt: skip

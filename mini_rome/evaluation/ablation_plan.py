@@ -17,7 +17,8 @@ from typing import Any
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation.ablation import Ablation, Variant, lengths
 from mini_rome.evaluation.ablation_run import SFT, Job
-from mini_rome.evaluation.figures import COLUMNS, RESULTS, Row, read_rows, redraw
+from mini_rome.evaluation.figures import redraw
+from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row, read_rows
 from mini_rome.progress import Display
 from mini_rome.runs import provenance, write_csv, write_json
 

@@ -29,7 +29,7 @@ from mini_rome.errors import ConfigError
 from mini_rome.evaluation.ablation import Ablation, Variant
 from mini_rome.evaluation.ablation_trainers import TRAINERS, NoisySampler
 from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING
-from mini_rome.evaluation.figures import Row
+from mini_rome.evaluation.rows import Row
 from mini_rome.experts import Expert, Start
 from mini_rome.masks import MaskPolicy
 from mini_rome.options import lora_config

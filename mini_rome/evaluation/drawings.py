@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from mini_rome.chunking import OUTSIDE, chunk_ids
-from mini_rome.evaluation.figures import COLOURS
+from mini_rome.evaluation.canvas import COLOURS
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 

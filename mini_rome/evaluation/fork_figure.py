@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation.figures import COLOURS, read_summary, save
+from mini_rome.evaluation.canvas import COLOURS, save
+from mini_rome.evaluation.rows import read_summary
 
 BLUE, ORANGE, GREEN = COLOURS[:3]
 

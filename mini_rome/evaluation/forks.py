@@ -19,8 +19,8 @@ from mini_rome.data.records import Row, from_row, rows_of, tokenizer_hash
 from mini_rome.episodes import EPISODES
 from mini_rome.errors import ConfigError, RecordError
 from mini_rome.evaluation.assess import Loaded, open_pool
-from mini_rome.evaluation.figures import COLUMNS
 from mini_rome.evaluation.fork_figure import draw_forks
+from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.evaluation.stats import wilson
 from mini_rome.experts import Expert, play
 from mini_rome.resample import crucial_chunks

@@ -13,7 +13,8 @@ from matplotlib.patches import Patch
 from rich.table import Table
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation.figures import COLOURS, read_summary, save
+from mini_rome.evaluation.canvas import COLOURS, save
+from mini_rome.evaluation.rows import read_summary
 from mini_rome.timeline import COLUMNS, PHASES, STEP, Span, phase_shares, union
 
 LANES = {"sampler": ("generate", "sync"), "sandboxes": ("environment", "reward"), "trainer": ("train",)}

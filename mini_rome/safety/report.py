@@ -15,7 +15,7 @@ from typing import Any
 
 from mini_rome.episodes import EPISODES
 from mini_rome.errors import ConfigError
-from mini_rome.evaluation.figures import read_rows
+from mini_rome.evaluation.rows import read_rows
 from mini_rome.evaluation.stats import success_rate
 from mini_rome.events import event_rates
 from mini_rome.runs import CURVE_CSV, SAFETY_LOG, SUMMARY, write_json
