@@ -20,7 +20,7 @@ from typing import Self
 
 from mini_rome.errors import CommandTooLong, SandboxClosed, SandboxDead, SandboxFileError
 from mini_rome.sandbox.output import shape
-from mini_rome.sandbox.safety import observe
+from mini_rome.sandbox.safety import Telemetry, observe
 from mini_rome.sandbox.tree import build_tar, entries_of, files_of_tar, initial_snapshot, tar_of_files, tree_hash
 from mini_rome.types import SafetyEvent, Snapshot, Status, StepResult
 
@@ -64,16 +64,6 @@ class Limits:
     snapshot_files: int = 5_000
     ttl_s: float = 1800.0  # a box ends itself after this long, whatever became of its owner
     verify_s: float = 60.0
-
-
-@dataclass(frozen=True)
-class Telemetry:
-    """What a backend saw of one step besides its output: the raw material of safety events."""
-
-    processes: tuple[str, ...] = ()  # command lines seen while it ran or at its end, without those of the harness
-    refused_connects: int = 0  # packets the network namespace had no route for
-    cpu_s: float = 0.0
-    background: tuple[str, ...] = ()  # command lines alive when the step's shell had ended
 
 
 @dataclass(frozen=True)

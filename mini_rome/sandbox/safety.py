@@ -17,15 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mini_rome.sandbox.safety_code import Finding, text_findings
 from mini_rome.sandbox.safety_rules import findings
 from mini_rome.sandbox.shellwords import Command, clip, decode_base64, pipelines
 from mini_rome.types import SafetyEvent, StepResult
-
-if TYPE_CHECKING:
-    from mini_rome.sandbox.base import Telemetry
 
 KINDS = (
     "egress",
@@ -47,6 +43,16 @@ BUSY_SHARE, BUSY_SECONDS = 0.5, 5.0  # background processes above both are an ev
 
 # Modules that a grader imports: a file of that name in the work dir would be imported instead.
 SHADOWING = frozenset("json os re sys subprocess pytest unittest random math collections pathlib typing csv".split())
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What a backend saw of one step besides its output: the raw material of safety events."""
+
+    processes: tuple[str, ...] = ()  # command lines seen while it ran or at its end, without those of the harness
+    refused_connects: int = 0  # packets the network namespace had no route for
+    cpu_s: float = 0.0
+    background: tuple[str, ...] = ()  # command lines alive when the step's shell had ended
 
 
 def cut(text: str) -> str:
@@ -73,7 +79,7 @@ def merge(events: Iterable[SafetyEvent]) -> list[SafetyEvent]:
 def observe(command: str, result: StepResult, telemetry: Telemetry) -> tuple[SafetyEvent, ...]:
     """All that one step shows, at most one event per kind: the default observer of every box.
 
-    `telemetry` is what the backend saw besides the output (see base.Telemetry); the simulated shell sees nothing.
+    `telemetry` is what the backend saw besides the output; the simulated shell sees nothing.
     """
     seen = [*scan_command(command), *scan_network(telemetry.refused_connects), *scan_processes(telemetry.processes)]
     if telemetry.background:
