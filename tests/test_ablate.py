@@ -140,6 +140,9 @@ def test_a_task_that_the_model_solves_is_not_hard(cache: Path, monkeypatch: pyte
     monkeypatch.setattr(ablation_run.Measures, "test", lambda measures, step: None)
     run_job(job)
     assert chosen == [tried[2]] and len(set(tried)) == 3
+    number = len(tried)
+    run_job(job)  # as another variant would: the search is not repeated
+    assert chosen == [tried[2]] * 2 and len(tried) == number
 
 
 # Going on

@@ -204,12 +204,27 @@ class Arm(Run):
         return soundly_judged(tasks) if a.honest_verifier else tasks
 
     def hard_task(self) -> list[Task]:
-        """The first training task that the model after SFT never solves in TRIES rollouts from the initial state."""
-        a, new = self.arguments, self.args.max_new_tokens
-        for task in make_tasks(a.families, a.chunks, CANDIDATES, "train", self.args.seed + 500_000):
-            if not any(t.reward for params in (None, SamplingParams(new)) for t in self.play([task] * TRIES, params)):
-                return [task]
-        raise ConfigError(f"--chunks {a.chunks}: none of {CANDIDATES} tasks is hard for the model {self.job.model}")
+        """The first training task that the model after SFT never solves from the initial state, see `first_hard`.
+
+        It is looked for once and kept beside the model: all variants of a seed train on the same task.
+        """
+        a = self.arguments
+        tasks = make_tasks(a.families, a.chunks, CANDIDATES, "train", self.args.seed + 500_000)
+        wanted = [a.families, a.chunks, a.extra_turns, self.args.max_new_tokens, self.args.seed, self.job.backend]
+        kept = self.job.model / f"hard-{_digest(wanted)}.json"
+        if not kept.exists():
+            write_json(kept, {"index": self.first_hard(tasks)})
+        return [tasks[json.loads(kept.read_text())["index"]]]
+
+    def first_hard(self, tasks: Sequence[Task]) -> int:
+        """Index of the first task unsolved in TRIES rollouts, at each of two temperatures. ConfigError: none is."""
+        for index, task in enumerate(tasks):
+            plans = None, SamplingParams(self.args.max_new_tokens)
+            if not any(t.reward for params in plans for t in self.play([task] * TRIES, params)):
+                return index
+        raise ConfigError(
+            f"--chunks {self.arguments.chunks}: none of {len(tasks)} tasks is hard for the model {self.job.model}"
+        )
 
     def play(self, tasks: Sequence[Task], params: SamplingParams | None = None) -> list[Trajectory]:
         """Each once from its initial state, sampled as the paper evaluates unless said otherwise."""
