@@ -9,21 +9,26 @@ agent and forwarder. Not covered: tools that run on the host, engines on another
 
 What a hostile command in there gains: the agent's token, since it is the same user, and with it calls that count as
 the episode's turns and are recorded as its chains; an HTTP parser of this process, in pure Python, by at most
-MAX_CONNECTIONS at once and MAX_BODY a request; and this process's time until the deadline, since refusals cost some.
-Without the token it gets 401. Not another episode's proxy (each knows one token), not the network, not a file.
+MAX_CONNECTIONS at once and MAX_BODY a request, refused no faster than `proxy_listen.Pace` lets it. Without the token
+it gets 401. Not another box's proxy (each knows the token of its running episode alone), not the network, not a file.
+
+A box and its proxy serve one episode after the other while a batch of rollouts runs, reset in between as any box of a
+pool is: swept, and emptied of all that an agent can write to. One that is not surely clean is replaced.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mini_rome.env import Env, OwnedEnv
+from mini_rome.env import Env
 from mini_rome.errors import ConfigError
 from mini_rome.experts import Start
 from mini_rome.native import Access, NativeRollout, tools_of
@@ -134,8 +139,62 @@ class Shared:
         """It stays open for the others."""
 
 
+class _OneBox(Pool):
+    """A pool of one box, whose episodes are counted and logged as those of the run's own pool."""
+
+    def __init__(self, whole: Pool, make_box: Callable[[], Sandbox], image: str) -> None:
+        super().__init__("docker", image, size=1, make_box=make_box)
+        self._whole = whole
+
+    def enlist(self, box: Sandbox) -> None:
+        self._whole.enlist(box)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A box that is made when first needed, and the proxy whose socket is bound into it."""
+
+    proxy: Proxy
+    boxes: Pool
+
+
+class Slots:
+    """Slots serve one episode at a time, and are kept for the next while a batch of rollouts runs. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._idle: deque[Slot] = deque()
+        self._undo: ExitStack | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Until the end of this block a slot that is given back is used again; then all are closed."""
+        with ExitStack() as self._undo:
+            try:
+                yield
+            finally:
+                self._idle.clear()
+        self._undo = None
+
+    @contextmanager
+    def one(self, make: Callable[[ExitStack], Slot]) -> Iterator[Slot]:
+        """An idle slot, or a new one. make: opens what it needs on the stack it is given."""
+        with ExitStack() as own:
+            with self._lock:
+                slot = self._idle.pop() if self._idle else None
+            if slot is None:
+                slot = make(own)
+                if self._undo is not None:
+                    with self._lock:
+                        self._undo.push(own.pop_all())
+            yield slot
+            with self._lock:
+                if self._undo is not None:
+                    self._idle.append(slot)
+
+
 class BoxedRollout(NativeRollout):
-    """Rollouts by an agent inside the box: the same surface. Each episode has a box, a proxy and a folder of its own.
+    """Rollouts by an agent inside the box: the same surface. Each episode has a box and its proxy for itself.
 
     Raises ConfigError where the engine is not on this machine, ImageMissing naming the build command.
     """
@@ -145,7 +204,7 @@ class BoxedRollout(NativeRollout):
         **options: Any,
     ) -> None:
         super().__init__(*args, agent=agent or BoxedAgent(), **options)
-        self.image, self.limits = image, limits or Limits()
+        self.image, self.limits, self._slots = image, limits or Limits(), Slots()
         if not engine_host().startswith("unix://"):
             raise ConfigError(
                 f"DOCKER_HOST={engine_host()}: a native box reaches a socket of this machine, so it needs an engine "
@@ -162,29 +221,35 @@ class BoxedRollout(NativeRollout):
                     f"task {start.task.name} brings tools that run on the host, which an agent inside the box cannot "
                     f"call; use --agent builtin for family {start.task.family!r}"
                 )
-        return super()._run(episodes, params, step, progress)
+        with self._slots.kept():
+            return super()._run(episodes, params, step, progress)
 
     @contextmanager
     def _opened(self, proxy: Proxy, task: Task) -> Iterator[tuple[Proxy, Env]]:
+        with self._slots.one(lambda undo: self._slot(undo, proxy, task)) as slot:
+            with Env(task, slot.boxes, max_turns=task.chunks + self.extra_turns) as env:
+                yield slot.proxy, env
+
+    def _slot(self, undo: ExitStack, proxy: Proxy, task: Task) -> Slot:
         run = run_id()
         reaper.ensure_reaper(run, engine_host())
         labels = reaper.labels(run, task.name, self.limits.ttl_s)
-        with runtime.box_folder(run, labels) as folder, self._served(proxy, folder) as served:
-            boxes = Pool("docker", self.image, size=1, make_box=lambda: self._box(folder, task))
-            with OwnedEnv(task, boxes, max_turns=task.chunks + self.extra_turns) as env:
-                yield served, env
+        folder = undo.enter_context(runtime.box_folder(run, labels))
+        served = undo.enter_context(self._served(proxy, folder))
+        boxes = undo.enter_context(_OneBox(self.pool, lambda: self._box(folder, task), self.image))
+        return Slot(served, boxes)
 
     @contextmanager
     def _served(self, proxy: Proxy, folder: Path) -> Iterator[Proxy]:
-        """A proxy that knows this episode's token alone. The agent's user is not ours, so all may connect who get as
+        """A proxy that knows its episode's token alone. The agent's user is not ours, so all may connect who get as
         far as the folder: this user, root, and the box."""
         path = folder / SOCKET
         shared = Shared(proxy.backend)
-        with Proxy(shared, self.chat, path=path, max_body=MAX_BODY, max_connections=MAX_CONNECTIONS) as served:
+        with Proxy(
+            shared, self.chat, path=path, max_body=MAX_BODY, max_connections=MAX_CONNECTIONS, hostile=True
+        ) as served:
             path.chmod(0o666)
             yield served
 
     def _box(self, folder: Path, task: Task) -> Sandbox:
-        box = DockerSandbox.start(self.image, self.limits, task.name, native(folder))
-        self.pool.enlist(box)
-        return box
+        return DockerSandbox.start(self.image, self.limits, task.name, native(folder))

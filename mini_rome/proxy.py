@@ -16,32 +16,33 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-import socket
-import stat
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mini_rome.errors import ConfigError
 from mini_rome.proxy_backends import Backend
 from mini_rome.proxy_episode import Answer, Episode, Pending
+from mini_rome.proxy_listen import Pace, guarded, listen, listen_unix
 from mini_rome.proxy_protocol import Asked, Refused, completion, events, read_message, read_request, written
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 
 MODEL = "mini-rome"  # the name by which agents ask for the model
-MAX_BODY = 32 << 20  # bytes of one request
+MAX_BODY, BODY_S = 32 << 20, 30.0  # of one request
+MAX_CONNECTIONS = 512  # at once: each holds a descriptor
+IDLE_S = 600  # that a connection waits for its next request: as long as an agent's commands may take in between
 REMEMBERED = 4096  # tokens of ended episodes that still get 410 and not 401
 START_S = 10.0
 PATIENCE_S = 0.25  # no client hangs up sooner; asking whether one did costs a tenth of a call
@@ -53,6 +54,7 @@ class Ticket:
 
     token: str
     episode: Episode
+    pace: Pace = field(default_factory=Pace, compare=False)
 
 
 class Proxy:
@@ -60,25 +62,26 @@ class Proxy:
 
     def __init__(
         self, backend: Backend, chat: ChatFormat, model: str = MODEL, port: int = 0, path: str | Path | None = None,
-        *, max_body: int = MAX_BODY, max_connections: int | None = None,
+        *, max_body: int = MAX_BODY, max_connections: int = MAX_CONNECTIONS, hostile: bool = False,
     ) -> None:
         """port: on 127.0.0.1, 0 for any free one. path: a unix socket instead, in a folder of the owner alone.
-        max_body: bytes of a request. max_connections: at once, for clients that may be hostile; None: any number."""
+        max_body: bytes of a request. hostile: read requests by pure Python alone."""
         self.backend, self.chat, self.model, self.max_body = backend, chat, model, max_body
-        self._episodes: dict[bytes, Episode] = {}
+        self._tickets: dict[bytes, Ticket] = {}
+        self._strangers = Pace()
         self._over: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self.path = None if path is None else Path(path)
-        self._socket = _listen(port) if self.path is None else _listen_unix(self.path)
+        self._socket = listen(port) if self.path is None else listen_unix(self.path)
         self.port = self._socket.getsockname()[1] if self.path is None else 0
         self.app = Starlette(routes=[
             Route("/v1/chat/completions", self._completions, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
-        ])  # fmt: skip
+        ], exception_handlers={HTTPException: _elsewhere})  # fmt: skip
         config = uvicorn.Config(
             self.app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
-            server_header=False, date_header=False, ws="none",
-            http="auto" if max_connections is None else _guarded(max_connections),
+            server_header=False, date_header=False, ws="none", timeout_keep_alive=IDLE_S,
+            http=guarded(max_connections, pure_python=hostile),
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="proxy", daemon=True)
@@ -117,15 +120,16 @@ class Proxy:
     def open(self, episode: Episode) -> Ticket:
         """Let an agent in: a token that nobody can guess, good until the episode is closed."""
         token = f"mr-{secrets.token_urlsafe(24)}"
+        ticket = Ticket(token, episode)
         with self._lock:
-            self._episodes[_digest(token)] = episode
-        return Ticket(token, episode)
+            self._tickets[_digest(token)] = ticket
+        return ticket
 
     def close_episode(self, ticket: Ticket) -> Trajectory:
         """The episode's trajectory (its other chains beside it). Calls from now on get 410."""
         trajectory = ticket.episode.close()
         with self._lock:
-            if self._episodes.pop(_digest(ticket.token), None) is not None:
+            if self._tickets.pop(_digest(ticket.token), None) is not None:
                 self._over[_digest(ticket.token)] = None
                 while len(self._over) > REMEMBERED:
                     self._over.popitem(last=False)
@@ -134,12 +138,12 @@ class Proxy:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _episode(self, request: Request) -> Episode:
+    def _ticket(self, request: Request) -> Ticket:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         mark = _digest(token if scheme.lower() == "bearer" else "")
         with self._lock:
-            if mark in self._episodes:
-                return self._episodes[mark]
+            if mark in self._tickets:
+                return self._tickets[mark]
             if mark in self._over:
                 raise Refused(410, "the episode is over: its token is no longer good", "episode_over")
         raise Refused(401, "wrong token: send `Authorization: Bearer` with the token of an open episode",
@@ -147,16 +151,17 @@ class Proxy:
 
     async def _models(self, request: Request) -> Response:
         try:
-            self._episode(request)
+            self._ticket(request)
         except Refused as refused:
-            return JSONResponse(refused.body, refused.status)
+            return await self._refuse(request, refused, None)
         entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "mini-rome"}
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def _completions(self, request: Request) -> Response:
-        episode: Episode | None = None
+        ticket: Ticket | None = None
         try:
-            episode = self._episode(request)
+            ticket = self._ticket(request)
+            episode = ticket.episode
             asked = read_request(await _body(request, self.max_body), self.model)
             pending = episode.begin(asked)
             begun = time.monotonic()
@@ -166,9 +171,21 @@ class Proxy:
                 return Response(status_code=499)  # to nobody
             return self._answered(episode, asked, pending, answer)
         except Refused as refused:
-            if episode is not None and refused.status == 503:
-                episode.failed = True
-            return JSONResponse(refused.body, refused.status)
+            return await self._refuse(request, refused, ticket)
+        except ClientDisconnect:
+            return Response(status_code=499)
+
+    async def _refuse(self, request: Request, refused: Refused, ticket: Ticket | None) -> Response:
+        """Not faster than its `Pace`: whoever only errs must not take this process's time."""
+        if ticket is not None and refused.status == 503:
+            ticket.episode.failed = True
+        await asyncio.sleep((self._strangers if ticket is None else ticket.pace).wait(time.monotonic()))
+        if ticket is None:  # let it finish its request, or it may never see the answer
+            try:
+                await _body(request, self.max_body, keep=False)
+            except (Refused, ClientDisconnect):
+                refused.last = True
+        return JSONResponse(refused.body, refused.status, {"connection": "close"} if refused.last else None)
 
     def _answered(self, episode: Episode, asked: Asked, pending: Pending, answer: Answer) -> Response:
         message = written(answer.text, answer.response, asked.tools, pending.number)
@@ -188,58 +205,29 @@ async def _stream(whole: dict, usage: bool) -> AsyncIterator[bytes]:
         yield event
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > limit:
-            raise Refused(413, f"the request has more than {limit} bytes")
+async def _body(request: Request, limit: int, keep: bool = True) -> bytes:
+    """The request's body, or with keep=False nothing, once it has come. Refused: too long, or too slow."""
+    raw, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                raw += part if keep else b""
+                if size > limit:
+                    raise Refused(413, f"the request has more than {limit} bytes", last=True)
+    except TimeoutError:
+        raise Refused(408, f"the request was not there within {BODY_S:g} s", last=True) from None
     return bytes(raw)
 
 
-def _guarded(most: int) -> type[H11Protocol]:
-    """Connections beyond `most` at once are cut, since each holds a descriptor of ours; read by pure Python alone."""
-
-    class Guarded(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                transport.abort()
-
-    return Guarded
+async def _elsewhere(request: Request, error: Exception) -> Response:
+    """A path or method that is not served, told as the other refusals are."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"][:60]
+    told = f"{request.method} {path} is not served here; POST /v1/chat/completions and GET /v1/models are"
+    return JSONResponse(Refused(error.status_code, told).body, error.status_code, error.headers)
 
 
 def _digest(token: str) -> bytes:
     """Tokens are looked up by their hash, so that no comparison tells how much of one was right."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-def _listen(port: int) -> socket.socket:
-    if not 0 <= port < 65536:
-        raise ConfigError(f"--port {port}: must be 0 (any free port) to 65535")
-    listener = socket.socket(socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"--port {port}: cannot listen on 127.0.0.1 ({error}); 0 takes a free port") from None
-    listener.listen(512)
-    return listener
-
-
-def _listen_unix(path: Path) -> socket.socket:
-    """A socket file that the folder keeps from others."""
-    if not path.parent.is_dir():
-        raise ConfigError(f"--socket {path}: the folder does not exist")
-    if path.parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(f"--socket {path}: others can write to the folder; take one of your own (mkdir -m 700)")
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"--socket {path}: cannot listen there ({error}); name a new file") from None
-    path.chmod(0o600)
-    listener.listen(512)
-    return listener

@@ -41,11 +41,16 @@ CACHED = 2048  # characters of arguments up to which their canonical form is kep
 
 
 class Refused(Exception):
-    """A request that gets an error: status, a message that names the option and the way on, and OpenAI's code."""
+    """A request that gets an error: status, a message that names the option and the way on, and OpenAI's code.
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+    last: the connection cannot serve another request, since the rest of this one is not read.
+    """
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None, last: bool = False
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status, self.code, self.param, self.last = status, code, param, last
 
     @property
     def body(self) -> dict[str, Any]:

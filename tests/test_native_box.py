@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
 import tarfile
 import time
@@ -51,11 +52,11 @@ Replies = Sequence[list[int]]
 
 def boxed(
     replies: Replies | Sampler, starts: Sequence[Start] = (Start(TASK),), agent: BoxedAgent | None = None,
-    event_log: EventLog | None = None, **options: Any,
+    event_log: EventLog | None = None, size: int = 4, **options: Any,
 ) -> list[Trajectory]:  # fmt: skip
     """Episodes inside the box; afterwards nothing of them is left on the host or the engine."""
     sampler = ScriptedSampler(replies) if isinstance(replies, Sequence) else replies
-    with Pool("docker", size=4, event_log=event_log) as pool:
+    with Pool("docker", size=size, event_log=event_log) as pool:
         rollout = BoxedRollout(chat(), sampler, pool, agent=agent, **options)
         found = rollout.collect(starts, PARAMS)
     assert left(engine().client, run_id()) == 0
@@ -140,6 +141,35 @@ def test_an_ipa_step_trains_on_episodes_from_inside_the_box(tmp_path: Path) -> N
         trainer.train()
     assert any((old != new).any() for old, new in zip(before, trainer.model.parameters(), strict=True))
     assert not rollout.infra
+
+
+def test_a_box_serves_one_episode_after_the_other_and_nothing_is_left_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, start = [], DockerSandbox.start
+    monkeypatch.setattr(DockerSandbox, "start", lambda *args, **named: made.append(start(*args, **named)) or made[-1])
+    replies = [reply("bash ls -A /app ~ /tmp; pgrep sleep"), reply("bash touch /app/x ~/y /tmp/z; setsid sleep 99 &"),
+               reply("bash curl http://198.51.100.7/x", "submit")]  # fmt: skip
+    log = EventLog(tmp_path / "safety.jsonl", "r")
+    found = boxed(replies, [Start(TASK)] * 3, event_log=log, size=1)
+    assert len(made) == 1
+    assert len({each.turns[0].observation for each in found}) == 1
+    assert [[event.kind for event in each.turns[2].events[:1]] for each in found] == [["egress"]] * 3
+    assert len({json.loads(line)["episode"] for line in log.path.read_text().splitlines()}) == 3
+
+
+def test_in_a_box_that_is_used_again_the_token_before_is_no_longer_good() -> None:
+    with Pool("docker", size=1) as pool, Proxy(SamplerBackend(ScriptedSampler(SOLVED), chat()), chat()) as shared:
+        rollout, boxes = BoxedRollout(chat(), ScriptedSampler(SOLVED), pool), []
+        with rollout._slots.kept():
+            for tokens in ([], ["410"]):
+                with rollout._opened(shared, TASK) as (served, env):
+                    env.reset()
+                    opened = served.open(Episode(chat(), Trajectory(TASK, [], [])))
+                    assert [status(env.box, token) for token in boxes] == tokens
+                    assert status(env.box, opened.token) == "200"
+                    served.close_episode(opened)
+                    boxes.append(opened.token)
 
 
 # -- what the box has, and has not -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import tiny
 from small import chat
 from test_context import TASK, reply
 
+from mini_rome import proxy_listen
 from mini_rome.cli import main
 from mini_rome.errors import ConfigError, RecordError
 from mini_rome.evaluation.model_client import Endpoint
@@ -32,6 +34,7 @@ from mini_rome.proxy_episode import Episode
 from mini_rome.sampler.base import Completion, Request, SamplingParams
 from mini_rome.sampler.replay import RecordingSampler, ReplaySampler
 from mini_rome.sampler.scripted import ScriptedSampler
+from mini_rome.sandbox import Limits
 from mini_rome.types import Trajectory
 
 REPLIES = [reply("bash ls"), reply("bash cat x"), reply("submit")]
@@ -125,7 +128,12 @@ def test_after_the_end_a_token_gets_410(proxy: Proxy) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"), ({"best_of": 3}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "9"}, "max_tokens"),
-        ({"temperature": "hot"}, "temperature"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
+        ({"temperature": "hot"}, "temperature"), ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"temperature": float("nan")}, "temperature=nan"), ({"top_p": 1.5}, "top_p=1.5"),
+        ({"max_tokens": "\ud800"}, "max_tokens=?"), ({"\udfff": 1}, "'?'"), ({"model": MODEL, "n": [[]] * 9}, "n="),
+        ({"messages": [{"role": []}]}, "role"), ({"messages": [{"role": {"a": 1}}]}, "role"),
+        ({"tools": [{"function": {"name": "x", "parameters": {"properties": 7}}}]}, "tools"),
+        ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "wizard"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "text"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0]"), ({"messages": [7]}, "messages[0]"),
@@ -167,6 +175,167 @@ def test_sampling_options_of_a_client_do_not_change_what_is_sampled_and_are_coun
     assert opened.episode.counts == {"unused: temperature": 1, "unused: seed": 1, "unused: top_p": 1}
 
 
+HALF = "\ud83d"  # of an emoji: JSON can spell it, no token and no answer can hold it
+CALLS = [{"function": {"name": HALF, "arguments": json.dumps({"a": HALF})}},
+         {"function": {"name": "x", "arguments": {HALF: [HALF]}}},
+         {"function": {"name": "x", "arguments": "[" * 3000}}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"messages": [{"role": "user", "content": HALF}, {"role": "assistant", "content": HALF, "tool_calls": CALLS}]
+         },
+        {"tools": [{"function": {"name": name, "parameters": {"properties": {HALF: {}}}}} for name in ("bash", HALF)]
+         },
+        {"tools": [{"function": {"name": "bash", "parameters": {"properties": [["a", "b"]]}}}]},
+        {"tools": [{"function": {"name": "", "parameters": {}}}, {"function": {"name": {"a": 1}}}]},
+        {"metadata": {"a": HALF}, "user": HALF, "max_tokens": 10**400, "seed": -(10**400)},
+        {"messages": [{"role": "function", "name": HALF, "content": "\0\x1b\u2028", "tool_call_id": [HALF]}]},
+    ],
+)  # fmt: skip
+def test_odd_values_in_any_field_are_answered_and_recorded(proxy: Proxy, options: dict[str, Any]) -> None:
+    opened = ticket(proxy)
+    for stream in (False, True):
+        asked = {"model": MODEL, "messages": [USER], "stream": stream, **options}
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+        connection.request("POST", "/v1/chat/completions", json.dumps(asked).encode(),
+                           {"Authorization": f"Bearer {opened.token}"})  # fmt: skip
+        answer = connection.getresponse()
+        assert (answer.status, b"bash" in answer.read() or stream) == (200, True)
+        connection.close()
+    assert opened.episode.calls == 2
+
+
+def test_a_path_or_method_that_is_not_served_is_told_as_json(proxy: Proxy) -> None:
+    for path, status in (("/v1/embeddings", 404), ("/v1/models", 405), ("/%ff/" + "x" * 5000, 404)):
+        found, body = raw(proxy, b"{}", ticket(proxy).token, path)
+        assert (found, "not served here" in body["error"]["message"]) == (status, True)
+
+
+# -- connections that never mean to ask anything -------------------------------------------------------------------
+
+
+def dial(proxy: Proxy, data: bytes = b"") -> socket.socket:
+    wire = socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
+    wire.sendall(data)
+    return wire
+
+
+def ended(wire: socket.socket) -> bytes:
+    """What comes until the proxy closes the connection; fails where it does not within 10 seconds."""
+    found = b""
+    try:
+        while data := wire.recv(1 << 16):
+            found += data
+    except ConnectionResetError:
+        pass
+    wire.close()
+    return found
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize("hostile", [False, True], ids=["httptools", "h11"])
+def test_a_connection_that_sends_nothing_or_half_a_request_is_cut(
+    monkeypatch: pytest.MonkeyPatch, hostile: bool
+) -> None:
+    monkeypatch.setattr(proxy_listen, "HEAD_S", 0.3)
+    monkeypatch.setattr("mini_rome.proxy.BODY_S", 0.3)
+    with Proxy(scripted(), chat(), hostile=hostile) as proxy:
+        opened = ticket(proxy)
+        token = f"Authorization: Bearer {opened.token}\r\n".encode()
+        slow = [dial(proxy), dial(proxy, HEAD), dial(proxy, HEAD + token + b"Content-Length: 99\r\n\r\n{")]
+        told = [ended(wire) for wire in slow]
+        assert told[0] == told[1] == b"" and told[2].startswith(b"HTTP/1.1 408")
+        asked = json.dumps({"model": MODEL, "messages": [USER]}).encode()
+        alive = dial(proxy, HEAD + token + b"Content-Length: %d\r\n\r\n" % len(asked) + asked)
+        assert alive.recv(20).startswith(b"HTTP/1.1 200")
+        time.sleep(1.0)  # idle between two calls: that is no attack
+        while not alive.recv(1 << 16).endswith(b"}"):
+            pass
+        alive.sendall(HEAD + token + b"Content-Length: 2\r\n\r\n{}")
+        assert alive.recv(20).startswith(b"HTTP/1.1 404")
+        alive.sendall(HEAD)
+        ended(alive)
+
+
+@pytest.mark.parametrize("hostile", [False, True], ids=["httptools", "h11"])
+def test_a_head_without_end_is_cut_before_it_fills_the_memory(hostile: bool) -> None:
+    with Proxy(scripted(), chat(), hostile=hostile) as proxy:
+        wire, sent = dial(proxy, HEAD), 0
+        with pytest.raises(OSError):
+            while sent < 64 << 20:
+                wire.sendall(b"X-Filler: " + b"a" * 8180 + b"\r\n")
+                sent += 8192
+        wire.close()
+        assert sent < 16 << 20  # what the kernel takes before the reset is seen
+        assert create(proxy, ticket(proxy)).choices
+
+
+def test_a_body_longer_than_a_head_may_be_is_no_head(proxy: Proxy) -> None:
+    opened = ticket(proxy)
+    wire = dial(proxy)
+    for number in range(2):
+        asked = json.dumps({"model": MODEL, "messages": [USER], "user": "x" * 300_000}).encode()
+        token = f"Authorization: Bearer {opened.token}\r\n".encode()
+        wire.sendall(HEAD + token + b"Content-Length: %d\r\n\r\n" % len(asked) + asked)
+        assert wire.recv(1 << 16).startswith(b"HTTP/1.1 200"), number
+    wire.close()
+
+
+def test_no_more_connections_than_allowed_and_one_that_ends_makes_room() -> None:
+    with Proxy(scripted(), chat(), max_connections=3) as proxy:
+        held = [dial(proxy) for _ in range(3)]
+        time.sleep(0.1)
+        assert ended(dial(proxy)) == b""
+        held.pop().close()
+        time.sleep(0.1)
+        assert create(proxy, ticket(proxy)).choices
+        for wire in held:
+            wire.close()
+
+
+def test_the_proxy_closes_at_once_whatever_hangs_on_it() -> None:
+    with Proxy(scripted(), chat()) as proxy:
+        token = f"Authorization: Bearer {ticket(proxy).token}\r\n".encode()
+        held = [dial(proxy, data) for data in (b"", HEAD, HEAD + token + b"Content-Length: 99\r\n\r\n{")]
+        time.sleep(0.1)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 3
+    for wire in held:
+        wire.close()
+
+
+def test_refusals_are_paced_for_strangers_and_for_each_token_and_nobody_else_waits(
+    monkeypatch: pytest.MonkeyPatch, proxy: Proxy
+) -> None:
+    monkeypatch.setattr(proxy_listen, "BURST", 3)
+    monkeypatch.setattr(proxy_listen, "PER_SECOND", 10.0)
+    clumsy, other = ticket(proxy), ticket(proxy, 1)
+    for token, status in (("mr-guess", 401), (clumsy.token, 400)):
+        begun = time.monotonic()
+        assert [raw(proxy, b"{", token)[0] for _ in range(9)] == [status] * 9
+        assert time.monotonic() - begun > 0.45  # three at once, six a tenth of a second apart
+    with ThreadPoolExecutor(8) as threads:
+        guesses = [threads.submit(raw, proxy, b"", f"mr-{number}") for number in range(24)]
+        assert create(proxy, other).choices
+        assert raw(proxy, b"{", other.token)[0] == 400
+        assert not all(guess.done() for guess in guesses)
+        assert {guess.result()[0] for guess in guesses} == {401}
+
+
+def test_a_wrong_token_is_told_even_to_who_sends_megabytes(proxy: Proxy) -> None:
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * 5_000_000}]}).encode()
+    assert raw(proxy, body, "mr-guess")[0] == 401
+    assert raw(proxy, b"x" * (33 << 20), ticket(proxy).token)[0] == 413
+
+
+def test_a_connection_may_idle_as_long_as_commands_may_take(proxy: Proxy) -> None:
+    assert proxy._server.config.timeout_keep_alive >= Limits().episode_s
+
+
 # -- many at once, and what fails ----------------------------------------------------------------------------------
 
 
@@ -202,7 +371,15 @@ class Broken(ScriptedSampler):
         raise RuntimeError("out of memory")
 
 
-@pytest.mark.parametrize(("sampler", "told"), [(Broken([]), "out of memory"), (Slow(3.0), "within 0.3 s")])
+class Short(ScriptedSampler):
+    def generate(self, requests: list[Request], params: SamplingParams) -> list[Completion]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("sampler", "told"),
+    [(Broken([]), "out of memory"), (Slow(3.0), "within 0.3 s"), (Short([]), "0 completions for 1")],
+)
 def test_a_sampler_that_fails_or_hangs_gives_503_soon_and_the_episode_cannot_be_scored(
     sampler: ScriptedSampler, told: str
 ) -> None:
@@ -251,7 +428,7 @@ def test_many_episodes_leave_no_thread_descriptor_or_record_behind(proxy: Proxy)
         play(number)
     assert len(os.listdir("/proc/self/fd")) <= before[0] + 2
     assert threading.active_count() <= before[1] + 1
-    assert not proxy._episodes
+    assert not proxy._tickets
 
 
 # -- where it listens, and other backends --------------------------------------------------------------------------
