@@ -72,7 +72,7 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[[Path], Page]]:
     page.screenshot(path=tmp_path / "end.png")
     page.close()
     assert seen == []
-    assert len(asked) == 1 and asked[0].startswith("file://")
+    assert len(set(asked)) == 1 and asked[0].startswith("file://")
 
 
 def shown(page: Page) -> int:
@@ -105,7 +105,7 @@ def test_filters_leave_what_the_data_says(usual: Path, rows: list[Row], show: Ca
         ({"won": "unscored"}, lambda r: r["reward"] is None),
         ({"ending": "wrong result"}, lambda r: r["kept"]["ending"] == "wrong result"),
         ({"start": "7", "stage": "ipa train"}, lambda r: r["start"] == 7 and r["split"] == "train"),
-        ({"step": "3-5", "won": "no"}, lambda r: r["kept"]["step"] in (3, 4, 5) and r["reward"] == 0.0),
+        ({"step": "3-5", "won": "no"}, lambda r: r["kept"]["step"] in (2, 3, 4) and r["reward"] == 0.0),
         ({"task": "TRAIN-17"}, lambda r: "train-17" in r["task"]),
         ({"task": "nothing like it"}, lambda r: False),
     ]
@@ -117,6 +117,19 @@ def test_filters_leave_what_the_data_says(usual: Path, rows: list[Row], show: Ca
         assert shown(page) == sum(map(keeps, rows)), chosen
     page.evaluate("clear()")
     assert shown(page) == COUNT
+    assert "success" not in page.inner_text("#count")  # a rate over several stages would mean nothing
+    page.locator("#stage").select_option("ipa train")
+    assert "success" in page.inner_text("#count")
+
+
+def test_a_point_of_the_training_curve_leads_to_the_batch_of_its_step(
+    usual: Path, rows: list[Row], show: Callable[[Path], Page]
+) -> None:
+    page = show(usual)
+    page.locator("circle:has(title:text('train, step 5:'))").click()
+    made = sum(row["kept"]["step"] == 4 for row in rows)  # recorded after four steps, the fifth is made of it
+    assert shown(page) == made > 0
+    assert page.locator("#rows .row span:nth-child(3)").all_inner_texts() == ["5"] * made
 
 
 def test_an_episode_shows_its_chunks_and_marks(usual: Path, rows: list[Row], show: Callable[[Path], Page]) -> None:
@@ -153,7 +166,7 @@ def test_hovering_a_token_shows_its_numbers(usual: Path, rows: list[Row], show: 
         mu, old, new = turn["logprobs"][place], kept["old"][k][place], kept["new"][k][place]
         assert f"token {turn['ids'][place]} " in told
         for name, value in (("log μ", mu), ("log π_old", old), ("log π_θ", new)):
-            assert float(re.search(rf"{name} +(\S+)", told).group(1)) == pytest.approx(value, abs=6e-5)  # type: ignore[union-attr]
+            assert float(re.search(rf"{name} +(\S+)", told).group(1)) == pytest.approx(value, abs=1e-9)  # type: ignore[union-attr]
     page.locator(".chunk.expert .tok").first.hover()
     assert "not sampled" in page.inner_text("#tip")
     texts = own.first.locator(".tok").all_inner_texts()
@@ -174,14 +187,36 @@ def test_the_keyboard_is_enough(usual: Path, rows: list[Row], show: Callable[[Pa
     page.keyboard.type("train-17")
     press("Escape")
     assert 0 < shown(page) < COUNT
+    page.locator(".tok").first.hover()  # of the episode that the filter has taken from the list
+    assert page.locator("#tip").is_visible()
     press("x")
-    assert shown(page) == COUNT
+    assert shown(page) == COUNT and page.locator('.row[aria-selected="true"]').get_attribute("data-at") == "2"
     press("c")
     assert not page.locator("#charts").is_visible()
     press("?")
     assert page.locator("#help").is_visible() and page.locator("#keys dt").count() >= 6
+    told = page.locator("#marks dt").all_inner_texts()
+    assert {"G", "ρ_c", "π_old/μ", "masked", "clipped", "expert prefix", "imitated"} <= set(told)
     press("Escape")
     assert not page.locator("#help").is_visible()
+    press("Enter")
+    assert page.evaluate("document.activeElement.id") == "episode"
+    page.locator("#episode pre").first.evaluate("e => { e.tabIndex = 0; e.focus(); }")
+    press("ArrowDown")  # scrolls the box
+    assert page.locator('.row[aria-selected="true"]').get_attribute("data-at") == "2"
+
+
+def test_at_the_width_of_a_phone_the_list_is_short_and_a_row_leads_to_its_episode(
+    usual: Path, show: Callable[[Path], Page]
+) -> None:
+    page = show(usual)
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator("#list").evaluate("e => e.clientHeight") == 320
+    assert not page.locator("#charts").is_visible() and page.evaluate("document.body.scrollWidth") <= 400
+    page.locator("#rows .row").nth(3).click()
+    assert page.locator("#episode").evaluate("e => Math.abs(e.getBoundingClientRect().top)") < 2
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, show: Callable[[Path], Page]) -> None:
@@ -201,6 +236,24 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path, show: Callable[[
     assert len(whole) < 200_000  # the line of 1 MB comes in parts
     page.locator(".observation button").first.click()
     assert len(page.evaluate("document.body.textContent")) > 60_000
+
+
+def test_log_probs_that_are_no_numbers_and_an_episode_without_chunks_are_shown(
+    tmp_path: Path, show: Callable[[Path], Page]
+) -> None:
+    odd, empty = episode(1, "ipa", None), episode(2, "ipa", None) | {"turns": []}
+    odd["turns"][0]["logprobs"][:2] = [float("nan"), float("-inf")]
+    odd["turns"][0] |= {"reasons": ["__proto__", "constructor"], "ids": [10**6, *odd["turns"][0]["ids"][1:]]}
+    folder = make_run(tmp_path / "odd", [odd, empty])
+    view(folder, None, False)
+    page = show(folder / "view.html")
+    for place, text in enumerate(("nan", "-inf")):
+        page.locator(".tok").nth(place).hover()
+        assert re.search(rf"log μ +{text} ", page.inner_text("#tip"))
+    assert page.locator(".tok").first.inner_text() == "⟨1000000⟩"
+    assert page.locator(".badge", has_text="__proto__").get_attribute("title") == ""
+    page.keyboard.press("j")
+    assert "before the first response" in page.inner_text("#episode")
 
 
 def test_a_policy_in_the_page_forbids_requests(usual: Path, browser: Browser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "line 1: schema 0, this version shows schema 1" in older
     assert "line 2: not JSON" in refused(capsys, run_with(tmp_path / "b", line() + "{half\n" + line()))
     assert "holds no whole episode" in refused(capsys, run_with(tmp_path / "c", line()[:300]))
-    assert "line 1: not a trajectory record (KeyError: 'commands'" in refused(
+    assert "line 1: not a trajectory record (KeyError: 'malformed'" in refused(
         capsys, run_with(tmp_path / "d", line(turns=[{"ids": []}]))
     )
     (tmp_path / "x.parquet").write_bytes(b"PAR1 half of a file")
@@ -58,13 +59,58 @@ def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--export" in refused(capsys, run_with(tmp_path / "e", line()), "--export", tmp_path / "no" / "page.html")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"task": 5}, {"start": "x"}, {"turns": ["x"]}, {"reward": "1"}, {"policy": None}, {"kept": {"imitated": ""}}],
+    ids=str,
+)
+def test_a_field_of_another_kind_is_named_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    told = refused(capsys, run_with(tmp_path, line() + line(**{"kept": [], **changes})))
+    assert "line 2: not a trajectory record (" in told
+    odd = episode(1, "ipa", 0)["turns"][0] | {"ids": ["__proto__"]}
+    told = refused(capsys, run_with(tmp_path / "ids", line(turns=[odd])))
+    assert "line 1: not a trajectory record (TypeError" in told
+
+
+def test_what_an_older_run_left_beside_its_episodes_is_passed_over(tmp_path: Path) -> None:
+    run = run_with(tmp_path, line())
+    (run / "summary.json").write_text('{"success": {"sft": 0.5, "ipa": {"rate": 0.5}, "k": []}, "seed": 3}')
+    (run / "state.json").write_text('{"options": null}')
+    (run / "curve.csv").unlink()
+    shown = load(run)
+    assert shown["run"]["success"] == {} and shown["run"]["seed"] == 3 and shown["curve"] == []
+    (run / "summary.json").write_text('{"success": []}')
+    assert load(run)["run"]["success"] == {}
+
+
+def test_where_the_page_cannot_be_written_export_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    run = run_with(tmp_path, line())
+    monkeypatch.setattr(Path, "write_text", read_only)
+    told = refused(capsys, run)
+    assert "view.html: Read-only" in told and "--export page.html" in told
+
+
+def test_by_the_link_to_the_latest_run_the_page_has_the_runs_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "ipa 1 \u2713 %41#?", [episode(1, "ipa", 0)])
+    (tmp_path / "latest").symlink_to(run.name)
+    assert load(tmp_path / "latest")["run"]["name"] == run.name
+    assert page.view(tmp_path / "latest", None, False) == 0 and (run / "view.html").exists()
+
+
 def test_a_line_that_is_being_written_is_left_out_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_with(tmp_path, line() + line()[:300])
     assert cli.main(["view", str(run)]) == 0
     told = capsys.readouterr().out
-    assert "its last line is not finished" in told and "1 episodes (simulated sandbox)" in told
+    assert "its last line is not finished" in told and "1 episode (simulated sandbox)" in told
     assert (run / "view.html").stat().st_size > 10_000
 
 

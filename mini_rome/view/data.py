@@ -9,40 +9,48 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from pyarrow import ArrowInvalid
 from tokenizers import Tokenizer
 
-from mini_rome.data.records import SCHEMA, Row, rows_of, tokenizer_hash
+from mini_rome.data.records import EVENT, SCHEMA, Row, rows_of, tokenizer_hash
 from mini_rome.errors import RecordError
 from mini_rome.runs import CURVE_CSV, MODEL, SUMMARY
 
-TEXT_CAP = 1 << 20  # characters of one observation in the page
+TEXT_CAP = 1 << 20  # characters of one text in the page
+TEXTS = ("split", "task", "family", "reason", "backend", "policy", "instruction")  # of an episode
+RATE = ("rate", "low", "high", "n", "chunks")  # of a stage in a run's summary
 DEFAULTS = {"gamma": 0.95, "failure_reward": 0.0}  # of a file of records, which has no run's options beside it
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """The page's data, from a run's folder or a file of records. RecordError: no episodes that can be shown."""
     place = Path(path)
-    files = episode_files(place)
-    rows, notes = read_rows(files)
+    rows, notes = read_rows(episode_files(place))
     folder = place if place.is_dir() else place.parent
-    summary, options = _json(folder / SUMMARY), _json(folder / "state.json").get("options", {})
-    options = DEFAULTS | {key: options[key] for key in DEFAULTS if options.get(key) is not None}
-    vocabulary, note = token_texts(folder, rows)
-    backends = sorted({row["backend"] for _, row in rows})
+    summary, options = _json(folder / SUMMARY), _part(_json(folder / "state.json"), "options")
+    options = DEFAULTS | {key: value for key, value in options.items() if value is not None}
+    episodes = [_checked(at, row, options) for at, row in rows]
+    vocabulary, note = token_texts(folder, episodes, {str(row.get("tokenizer")) for _, row in rows})
     return {
         "run": {
-            "name": place.resolve().name, "backends": backends, "gamma": options["gamma"],
-            "notes": [*notes, *note], "success": summary.get("success", {}),
+            "name": place.resolve().name, "backends": sorted({each["backend"] for each in episodes}),
+            "gamma": options["gamma"], "H": options.get("mismatch_threshold"), "notes": [*notes, *note],
+            "success": {stage: s for stage, s in _part(summary, "success").items() if rated(s)},
             **{key: summary.get(key) for key in ("seed", "sampler", "commit", "time")},
         },
         "curve": curve(folder / CURVE_CSV) if place.is_dir() else [],
         "vocabulary": vocabulary,
-        "episodes": [_checked(at, row, options) for at, row in rows],
+        "episodes": episodes,
     }  # fmt: skip
+
+
+def rated(found: object) -> bool:
+    """Whether this is a stage's success as this version writes it, with at least one scored episode."""
+    return isinstance(found, dict) and all(found.get(name) is not None for name in RATE)
 
 
 def episode_files(place: Path) -> list[Path]:
@@ -65,17 +73,17 @@ def read_rows(files: Sequence[Path]) -> tuple[list[tuple[str, Row]], list[str]]:
 
     RecordError: another schema, or not one whole episode.
     """
-    newest: dict[tuple[Any, ...], tuple[str, Row]] = {}
+    newest: dict[tuple[object, ...], tuple[str, Row]] = {}
     notes: list[str] = []
     for path in files:
         for place, row in whole_rows(path, notes):
             if row.get("schema") != SCHEMA:
                 raise RecordError(
-                    f"{path}, {place}: schema {row.get('schema')}, this version shows schema {SCHEMA}. "
+                    f"{path}, {place}: schema {row.get('schema')!r:.40}, this version shows schema {SCHEMA}. "
                     f"View it with the version that wrote it, or run again."
                 )
-            kept = row.get("kept") or {}
-            key = (path, kept.get("stage"), kept.get("step"), row.get("split"), kept.get("row", place))
+            kept = _part(row, "kept")
+            key = (path, *map(str, (kept.get("stage"), kept.get("step"), row.get("split"), kept.get("row", place))))
             newest.pop(key, None)
             newest[key] = f"{path}, {place}", row
     if not newest:
@@ -102,17 +110,19 @@ def whole_rows(path: Path, notes: list[str]) -> Iterator[tuple[str, Row]]:
         yield found
 
 
-def token_texts(folder: Path, rows: Sequence[tuple[str, Row]]) -> tuple[dict[int, str], list[str]]:
+def token_texts(
+    folder: Path, episodes: Sequence[Mapping[str, Any]], marks: set[str]
+) -> tuple[dict[int, str], list[str]]:
     """{id: text} of the policy's and the expert's tokens, and a note where the run's tokenizer is not at hand."""
-    marks = {row.get("tokenizer") for _, row in rows}
-    used = {id_ for _, row in rows for turn in row.get("turns", ()) for id_ in turn.get("ids", ())}
+    used = sorted({id_ for each in episodes for chunk in each["chunks"] for id_ in chunk.get("ids", ())})
     for name in (MODEL, "sft", "."):
         file = folder / name / "tokenizer.json"
-        if not file.exists():
+        if not _json(file):
             continue
         tokenizer = Tokenizer.from_file(str(file))
         if {tokenizer_hash(tokenizer)} == marks:
-            return {id_: tokenizer.decode([id_], skip_special_tokens=False) for id_ in sorted(used)}, []
+            known = [id_ for id_ in used if 0 <= id_ < tokenizer.get_vocab_size()]
+            return {id_: tokenizer.decode([id_], skip_special_tokens=False) for id_ in known}, []
     return {}, ["the tokenizer of these episodes is not in the folder: tokens are shown by their ids"] if used else []
 
 
@@ -129,34 +139,42 @@ def curve(path: Path) -> list[list[Any]]:
 
 
 def episode(row: Row, options: Mapping[str, float]) -> dict[str, Any]:
-    """One episode as the page has it; KeyError or TypeError where the record lacks a field."""
-    kept, start, turns = row.get("kept") or {}, row["start"], row["turns"]
+    """One episode as the page has it; KeyError or TypeError where a field is missing or of another kind.
+
+    A training batch is numbered as in the curve, by the step that it makes; the record has the steps before it.
+    """
+    kept, start, turns = _part(row, "kept"), row["start"], row["turns"]
     returns = kept.get("G") or chunk_values(len(turns) - start, row["reward"], options)
     facts = {name: kept.get(name, []) for name in ("rho", "mismatch", "masked", "clipped", "new", "old")}
     chunks = []
-    for index, turn in enumerate(turns):
-        k = index - start
+    for place, turn in enumerate(turns):
+        k = place - start
         mine = {name: values[k] for name, values in facts.items() if 0 <= k < len(values)}
         chunks.append(chunk(turn) | mine | ({"G": returns[k]} if 0 <= k < len(returns) else {}))
     if chunks and kept.get("left"):  # events of the files that the episode left: at its last chunk
-        chunks[-1]["events"] = [*chunks[-1].get("events", []), *kept["left"]]
+        chunks[-1]["events"] = [*chunks[-1].get("events", []), *map(event, kept["left"])]
+    step = kept["step"] + 1 if "imitated" in kept else kept.get("step")
     return {
-        "stage": kept.get("stage", ""), "step": kept.get("step"), "split": row["split"], "task": row["task"],
-        "family": row["family"], "start": start, "reward": row["reward"], "reason": row["reason"],
-        "ending": kept.get("ending") or outcome(row["reward"]), "backend": row["backend"], "policy": row["policy"],
-        "instruction": _cut(row["instruction"]), "imitated": kept.get("imitated"), "trained": "rho" in kept,
-        "chunks": chunks,
+        **{name: _cut(row[name]) for name in TEXTS}, "start": start, "reward": row["reward"], "step": step,
+        "stage": kept.get("stage", ""), "ending": kept.get("ending") or outcome(row["reward"]),
+        "imitated": kept.get("imitated"), "trained": "rho" in kept, "chunks": chunks,
     }  # fmt: skip
 
 
 def chunk(turn: Mapping[str, Any]) -> dict[str, Any]:
     """A turn without what is empty or as usual."""
-    kept = {name: turn[name] for name in ("ids", "commands", "reasons", "events", "policy_version")}
-    kept |= {name: turn[name] for name in ("malformed", "submitted", "error", "irrelevant")}
-    kept |= {"expert": turn["source"] == "expert", "mu": [round(value, 5) for value in turn["logprobs"]]}
-    kept |= {"text": _cut(turn["text"]), "observation": _cut(turn["observation"])}
+    kept = {name: turn[name] for name in ("malformed", "submitted", "error", "irrelevant", "policy_version")}
+    kept |= {"ids": [*map(index, turn["ids"])], "mu": [round(value, 5) for value in turn["logprobs"]]}
+    kept |= {"expert": turn["source"] == "expert", "events": [*map(event, turn["events"])]}
+    kept |= {name: [*map(_cut, turn[name])] for name in ("commands", "reasons")}
+    kept |= {name: _cut(turn[name]) for name in ("text", "observation")}
     kept |= {"wall_s": round(turn["wall_s"], 4), "status": "" if turn["status"] == "ok" else turn["status"]}
     return {"exit_code": turn["exit_code"], **{name: value for name, value in kept.items() if value}}
+
+
+def event(found: Mapping[str, str]) -> dict[str, str]:
+    """A safety event of a record."""
+    return {name: _cut(found[name]) for name in EVENT}
 
 
 def chunk_values(chunks: int, reward: float | None, options: Mapping[str, float]) -> list[float | None]:
@@ -179,11 +197,19 @@ def outcome(reward: float | None) -> str:
 def _checked(place: str, row: Row, options: Mapping[str, float]) -> dict[str, Any]:
     try:
         return episode(row, options)
-    except (KeyError, TypeError, IndexError) as error:
-        raise RecordError(f"{place}: not a trajectory record ({type(error).__name__}: {error})") from None
+    except (KeyError, TypeError, IndexError, OverflowError) as error:
+        raise RecordError(f"{place}: not a trajectory record ({type(error).__name__}: {error!s:.80})") from None
+
+
+def _part(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object within another, or nothing where it is none: an older version wrote it."""
+    part = found.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def _cut(text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"text was expected, not {type(text).__name__}")
     return text if len(text) <= TEXT_CAP else f"{text[:TEXT_CAP]}\n[{len(text) - TEXT_CAP} more characters left out]"
 
 
