@@ -127,6 +127,7 @@ def test_a_retry_supersedes_the_answer_that_led_nowhere() -> None:
     assert [turn.text for sample in found.samples for turn in sample.turns] == [
         "<tool_call>bash cat x</tool_call>", "<tool_call>submit</tool_call>"
     ]  # fmt: skip
+    assert found.turns == [] and pack_episode(found) == pack(found.chains[0])  # the one chain that is left is trained
 
 
 def test_answers_to_several_calls_are_one_observation() -> None:
