@@ -76,13 +76,44 @@ def test_an_attack_has_no_points(runner: Boxed, attack: str) -> None:
     assert sum(result.earned for result in graded(runner, source)) == 0
 
 
-@pytest.mark.parametrize("ruin", ["hangs", "forks without end", "allocates 10 GB", "exits", "kills all it can"])
+RUINS = ["hangs", "forks without end", "allocates 10 GB", "exits", "kills all it can", "keeps shared memory",
+         "fills the disk", "leaves a daemon"]  # fmt: skip
+
+
+@pytest.mark.parametrize("ruin", RUINS)
 def test_a_ruined_exercise_keeps_the_points_of_the_others(runner: Boxed, ruin: str) -> None:
     body, word = attacks.RUIN[ruin]
     results = graded(runner, attacks.with_body(STAFF, body, ["number_of_chunks"]), full=True)
     assert {result.function for result in results if result.said} == {"number_of_chunks"}
     assert sum(result.earned for result in results) == 17
     assert all(word in result.said for result in results if result.said)
+
+
+LEAVES = """
+import ctypes, os
+for top in ("/tmp", "/dev/shm", os.path.expanduser("~"), "/app/lib"):
+    with open(f"{top}/left.py", "w") as file:
+        file.write("answer = 1")
+ctypes.CDLL(None).shmget(77, 4096, 0o1600)
+if os.fork() == 0:
+    os.setsid()
+    import time
+    time.sleep(1000)
+"""
+FINDS = """
+import os, re
+tops = ("/tmp", "/dev/shm", os.path.expanduser("~"), "/app/lib")
+found = [top for top in tops if os.path.exists(f"{top}/left.py")]
+found += open("/proc/sysvipc/shm").read().splitlines()[1:]
+found += [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (1, os.getpid(), os.getppid())]
+raise ValueError(f"left behind: {found}")
+"""
+
+
+def test_a_submission_finds_nothing_of_the_one_before(runner: Boxed) -> None:
+    graded(runner, LEAVES)
+    (sentence,) = {result.said.split("case 1 ")[-1] for result in graded(runner, FINDS)[:8]}
+    assert sentence.startswith("ValueError: left behind: [] ")
 
 
 def test_one_command_grades_them_all(tmp_path: Path, capsys: pytest.CaptureFixture, runner: Boxed) -> None:

@@ -28,7 +28,9 @@ from mini_rome.course.paper import (
 from mini_rome.course.release import release, released_files, skeleton
 from mini_rome.course.runners import Local
 from mini_rome.course.session import Session
+from mini_rome.course.student import case
 from mini_rome.course.submissions import sources
+from mini_rome.errors import ConfigError
 
 FOLDERS = assignment_folders()
 ROOT = Path(__file__).parents[1]
@@ -213,6 +215,12 @@ def test_check_counts_points_and_says_what_fails(tmp_path: Path, capsys: pytest.
     assert main(["course", "check", str(tmp_path / "a1_chunking")]) == 1
     told = capsys.readouterr().out
     assert "0 of 20 points" in told and "NotImplementedError" in told
+    assert told.splitlines()[-1].endswith(f"case({str(tmp_path / 'a1_chunking')!r}, 'responses are chunks', 1)")
+    arguments, expected = case(tmp_path / "a1_chunking", "responses are chunks", 2)
+    assert load_module(A1 / "exercises.py").chunk_ids(*arguments) == expected
+    assert case(tmp_path / "a1_chunking", "broken rows", 2)[1] == {"raises": "ValueError"}
+    with pytest.raises(ConfigError, match="no such case"):
+        case(tmp_path / "a1_chunking", "broken rows", 0)
     assert main(["course", "check", str(tmp_path)]) == 2
 
 

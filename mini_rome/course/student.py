@@ -11,6 +11,7 @@ from mini_rome.course import harness, wire
 from mini_rome.course.grade import Result, grade_source, wrong_case
 from mini_rome.course.paper import PUBLIC_SEED, Detection, read_snapshot
 from mini_rome.course.runners import Local
+from mini_rome.errors import ConfigError
 
 
 def names(folder: Path) -> list[str]:
@@ -57,6 +58,19 @@ def verify_detection(test: Callable[[Any], None], detection: Detection) -> None:
         raise AssertionError(f"the test does not notice this bug: {name}")
 
 
+def case(folder: Path | str, name: str, number: int) -> tuple[list[Any], Any]:
+    """(arguments, expected) of one case of a public test, as `check` names and counts it, to look at or debug with.
+
+    expected: plain data, or {"raises": the name of the exception}. ConfigError for a case that is not there.
+    """
+    for item in read_snapshot(Path(folder)).items:
+        if item.name == name and 1 <= number <= len(item.cases):
+            expected = item.expected[number - 1]
+            value = wire.plain(expected["value"]) if "value" in expected else expected
+            return wire.decode(item.cases[number - 1]), value
+    raise ConfigError(f"case({str(folder)!r}, {name!r}, {number}): no such case; `mini-rome course check` names them")
+
+
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
     """For the handout: what an exercise returns, or a word that it is not written yet."""
     try:
@@ -74,6 +88,9 @@ def check(folder: Path) -> int:
     earned = sum(result.earned for result in results)
     public = sum(result.points for result in results)
     print(f"{earned:g} of {public:g} points")
+    names_of_items = {item.name for item in paper.items}
+    if wrong := [result.name for result in results if result.said and result.name in names_of_items]:
+        print(f"To see a case: from mini_rome.course.student import case; case({str(folder)!r}, {wrong[0]!r}, 1)")
     return 0 if earned == public else 1
 
 

@@ -69,7 +69,7 @@ def test_weights(implementation: Callable[..., list[float]]) -> None:
     and not divided by N.
 
     Bugs that were found in the wild: mu(c) as a factor of the weight, and the mask on rho_c instead of pi_old / mu.
-    Compare with a tolerance. Each call costs the grader two seconds, so let a row have a chunk for each question.
+    Compare with a tolerance. Each call costs the grader some seconds, so let a row have a chunk for each question.
     """
     ids, log2 = [0, 0, -1, 1, 2, 3, 4], 0.6931471805599453  # chunks: moved up, moved down, as they were (three)
     old = [-2.0, -1.0, -9.0, -3.0, -1.5, -1.5, -1.5]
