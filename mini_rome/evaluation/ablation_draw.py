@@ -19,6 +19,7 @@ from mini_rome.evaluation.rows import Row, read_rows, read_summary
 
 UNITS = {"step": "optimiser step", "episodes": "episodes", "seconds": "seconds of training, one thread",
          "tokens": "tokens trained on"}  # fmt: skip
+STYLES = ("-", "--", "-.", (0, (5, 2, 1, 2, 1, 2)), ":", (0, (1, 3)))  # lines that lie on each other stay visible
 STABILITY = "log10 of the largest gradient norm, difference"
 
 
@@ -46,16 +47,18 @@ def curves(ablation: Ablation, rows: Sequence[Row]) -> Figure:
     columns, height = len(ablation.panels), 3.4 if len(conditions) == 1 else 2.1
     wrapped = columns > 4  # then in two rows, of the only condition
     shape = (2, -(-columns // 2)) if wrapped else (len(conditions), columns)
-    figure = Figure(figsize=(3.6 * shape[1], height * shape[0] + 0.9), dpi=110, layout="constrained")
+    figure = Figure(figsize=(3.4 * shape[1] + 1.6, height * shape[0] + 0.9), dpi=110, layout="constrained")
     grid = figure.subplots(*shape, squeeze=False)
     for at, condition in enumerate(conditions):
         arms = [variant for variant in variants if variant.condition == condition]
         line = grid.ravel() if wrapped else grid[at]
         for axes, panel in zip(line, ablation.panels, strict=False):
-            for variant, colour in zip(arms, COLOURS, strict=False):
-                draw_panel(axes, rows, variant.name, panel, colour, label(variant))
+            for variant, colour, style in zip(arms, COLOURS, STYLES, strict=False):
+                draw_panel(axes, rows, variant.name, panel, label(variant), color=colour, ls=style)
             decorate(axes, panel, condition)
-        line[0].legend(fontsize=7, frameon=False)
+        beside = line[min(columns, shape[1]) - 1]  # outside, where it hides no line
+        beside.legend(*line[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7,
+                      frameon=False, handlelength=3)  # fmt: skip
         for spare in line[columns:]:
             spare.set_axis_off()
     return figure
@@ -78,7 +81,7 @@ def decorate(axes: Axes, panel: Panel, condition: str) -> None:
         axes.set_ylim(-0.03, 1.03)
 
 
-def draw_panel(axes: Axes, rows: Sequence[Row], variant: str, panel: Panel, colour: str, label: str) -> None:
+def draw_panel(axes: Axes, rows: Sequence[Row], variant: str, panel: Panel, label: str, **line: Any) -> None:
     """A thin line per seed, the interquartile mean, and its band. A metric that this variant lacks is left out."""
     if not any(row.variant == variant and row.metric == panel.metric for row in rows):
         return
@@ -89,10 +92,10 @@ def draw_panel(axes: Axes, rows: Sequence[Row], variant: str, panel: Panel, colo
         spent = cube(rows, variant, panel.over)
         x = spent.values.mean(axis=(1, 2))[[spent.steps.index(step) for step in found.steps]]
     for values in found.values.mean(axis=2).T:
-        axes.plot(x, values, color=colour, lw=0.5, alpha=0.3)
+        axes.plot(x, values, lw=0.5, alpha=0.3, **line)
     middle, low, high = band(found.values)
-    axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-    axes.plot(x, middle, color=colour, lw=1.6, label=label)
+    axes.fill_between(x, low, high, color=line["color"], alpha=0.15, lw=0)
+    axes.plot(x, middle, lw=1.6, label=label, **line)
 
 
 def effects(ablation: Ablation, rows: Sequence[Row]) -> Figure:
