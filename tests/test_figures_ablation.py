@@ -100,7 +100,7 @@ def test_half_of_the_evaluations_solve_a_seed_and_less_does_not() -> None:
 def test_naive_stays_below_its_limit_or_not() -> None:
     assert claims.stays_below("naive", 0.05)(solved("naive", [0.0, 0.0, 0.05, 0.0])).holds
     found = claims.stays_below("naive", 0.05)(solved("naive", [0.0, 0.0, 0.0, 1.0]))
-    assert not found.holds and "0.000 [0.000, " in found.numbers  # the mean hides the seed that succeeds, its interval not
+    assert not found.holds and "0.000 [0.000, " in found.numbers  # its interval shows the seed that succeeds
 
 
 def test_a_difference_is_paired_by_seed() -> None:
