@@ -18,7 +18,7 @@ from mini_rome.evaluation import figures
 from mini_rome.evaluation.ablation import Cube, Panel, Variant, band, cube, interval
 from mini_rome.evaluation.ablation_draw import caption, compare, curves, effect_rows
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
-from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row
+from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row, read_rows
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
 from mini_rome.runs import write_csv, write_json
 from mini_rome.safety.conduct import METRICS
@@ -245,6 +245,22 @@ def test_what_is_no_ablation_cannot_be_checked(tmp_path: Path) -> None:
     assert json.loads((folder / "mask_firing.json").read_text())["figure"] == "mask_firing"
     with pytest.raises(MiniRomeError, match="is no ablation"):
         cli.run_figure(cli.build_parser().parse_args(["figure", str(folder / "mask_firing.csv"), "--check", "x.csv"]))
+
+
+COMMITTED = sorted(
+    path for path in (Path(__file__).parents[1] / RESULTS).glob("*.json") if "claims" in json.loads(path.read_text())
+)
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_verdicts_follow_from_the_committed_rows_and_stand_in_the_readme(path: Path) -> None:
+    facts, rows = json.loads(path.read_text()), read_rows(path.with_suffix(".csv"))
+    readme = (path.parents[1] / "README.md").read_text()
+    found = [(claim.text, claim.test(rows)) for claim in ABLATIONS[facts["figure"]].claims]
+    assert facts["claims"] == [{"claim": t, "verdict": f.verdict, "numbers": f.numbers} for t, f in found]
+    for text, finding in found:
+        line = f"| {path.stem} | {text} | {finding.verdict} | {finding.numbers} |"
+        assert line in readme, f"recipes/README.md lacks: {line}"
 
 
 def test_drawing_an_ablation_loads_no_torch() -> None:

@@ -55,6 +55,10 @@ class Finding:
     holds: bool | None
     numbers: str
 
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "not told"}[self.holds]
+
 
 @dataclass(frozen=True)
 class Claim:

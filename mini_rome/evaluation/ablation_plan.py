@@ -166,9 +166,8 @@ class Plan:
             except MiniRomeError as error:
                 self.display.line(f"not tested: {claim.text} ({error})")
                 continue
-            verdict = {True: "holds", False: "does not hold", None: "not told"}[found.holds]
-            self.facts["claims"].append({"claim": claim.text, "verdict": verdict, "numbers": found.numbers})
-            self.display.line(f"{verdict}: {claim.text}: {found.numbers}")
+            self.facts["claims"].append({"claim": claim.text, "verdict": found.verdict, "numbers": found.numbers})
+            self.display.line(f"{found.verdict}: {claim.text}: {found.numbers}")
         self.write()
         paths = self.csv, self.csv.with_suffix(".json"), self.csv.with_suffix(".png")
         self.display.line(f"figure: {redraw(*paths)}")
