@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mini_rome.call_formats import FORMATS
+from mini_rome.context import ContextConfig
 from mini_rome.errors import ConfigError
 from mini_rome.sampler import SAMPLERS
 
@@ -31,6 +32,13 @@ class RunArguments:
     agent: str = field(
         default="builtin",
         metadata={"help": "Who acts: builtin, or native: an agent behind the model proxy, on docker inside the box."},
+    )
+    context: dict | str | None = field(
+        default=None,
+        metadata={
+            "help": "Features of the agent runtime, fields of ContextConfig: a mapping in YAML, here JSON such as "
+            '\'{"compress_at": 300, "guard": "stop"}\'. Default: the bare loop.'
+        },
     )
     call_format: str | None = field(
         default=None,
@@ -101,6 +109,8 @@ class RunArguments:
             raise ConfigError(f"--sampler {self.sampler} --sampler_url {self.sampler_url}: the one needs the other")
         if self.agent not in ("builtin", "native"):
             raise ConfigError(f"--agent {self.agent}: choose builtin or native")
+        if ContextConfig.of(self.context) is not None and self.agent == "native":
+            raise ConfigError(f"--agent native --context {self.context}: an external agent makes its own context")
         if self.call_format not in (None, *FORMATS):
             raise ConfigError(f"--call_format {self.call_format}: choose from {', '.join(FORMATS)}")
         if self.agent == "native" and self.call_format not in (None, "tiny"):

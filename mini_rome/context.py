@@ -8,9 +8,10 @@ goes through `trace.py` like any observation and is never trained on. Not here: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol
 
 from mini_rome.env import Env
 from mini_rome.errors import ConfigError, SandboxFileError
@@ -51,6 +52,29 @@ class ContextConfig:
             raise ConfigError(f"keep_turns={self.keep_turns}: compression must leave at least one turn")
         if self.guard not in ("off", "warn", "stop"):
             raise ConfigError(f"guard={self.guard!r}: choose off, warn or stop")
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any] | str | None) -> ContextConfig | None:
+        """From the option of a recipe: a mapping in YAML, JSON on the command line; None: the bare loop.
+
+        >>> ContextConfig.of('{"guard": "stop"}') == ContextConfig(guard="stop"), ContextConfig.of(None)
+        (True, None)
+        """
+        if asked is None:
+            return None
+        try:
+            values = json.loads(asked) if isinstance(asked, str) else dict(asked)
+        except json.JSONDecodeError as error:
+            told = f"--context {asked}: not JSON ({error.msg}), which is such as {json.dumps({'guard': 'stop'})}"
+            raise ConfigError(told) from None
+        kinds = {each.name: type(each.default) for each in fields(cls)}
+        if not isinstance(values, dict) or any(type(value) is not kinds.get(key) for key, value in values.items()):
+            known = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+            raise ConfigError(f"--context {asked}: takes {known}")
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"--context {error}") from None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, set_seed
 from mini_rome.arguments import RunArguments
 from mini_rome.call_formats import chat_format
 from mini_rome.config import IPAConfig
+from mini_rome.context import ContextConfig
 from mini_rome.curve import Curve
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks, record_experts
 from mini_rome.episodes import EpisodeLog, Recorder
@@ -174,8 +175,9 @@ class Run:
         )
         self._running = self.sampler
         self.rollout = self._rollout_kind()(
-            self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns
-        )
+            self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns,
+            context=ContextConfig.of(self.arguments.context),
+        )  # fmt: skip
 
     @property
     def profile(self) -> str:

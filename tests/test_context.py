@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from small import chat, tokenizer
 
 from mini_rome.agent import Agent
+from mini_rome.arguments import RunArguments
 from mini_rome.chunking import pack, pack_episode, validate_chunk_ids
+from mini_rome.config import IPAConfig
 from mini_rome.context import TODO_FILE, Context, ContextConfig, ContextEnv, Objection, cut, destroys
 from mini_rome.errors import ConfigError
 from mini_rome.experts import Start
 from mini_rome.families import get_family
+from mini_rome.pipeline import Run
 from mini_rome.rollout import Rollout
 from mini_rome.sampler.base import Completion, Request, SamplingParams
 from mini_rome.sampler.scripted import ScriptedSampler
@@ -303,3 +307,10 @@ def test_a_budget_that_runs_out_ends_the_episode_and_it_is_still_verified(
     assert trajectory.reward == 0.0
     assert trajectory.reason.startswith(reason)
     assert turns is None or len(trajectory.turns) == turns
+
+
+def test_the_recipes_option_reaches_its_rollouts(tmp_path: Path) -> None:
+    arguments = RunArguments(sandbox="sim", families=["notes"], context={"guard": "stop", "remind_turns": 2})
+    with Run(arguments, IPAConfig(output_dir=str(tmp_path / "run"))) as run:
+        run.build_model()
+        assert run.rollout.context == ContextConfig(guard="stop", remind_turns=2)
