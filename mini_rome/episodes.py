@@ -2,7 +2,8 @@
 
 A line is a record of `data/records.py` with one more field, `kept`: the stage ("sft", "ipa", ...), the optimiser
 step, the row of the batch, and of training episodes what the loss made of each chunk. All evaluation episodes are
-kept, and an even sample of each training batch. A file that reaches MAX_BYTES takes no more. Not in the paper.
+kept, and an even sample of each training batch. Of an episode with several contexts the first is kept. A file that
+reaches MAX_BYTES takes no more. Not in the paper.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class EpisodeLog:
         key = id(chat.tokenizer)
         self._marks[key] = mark = self._marks.get(key) or tokenizer_hash(chat.tokenizer)
         rows = [
-            to_row(t, mark) | {"kept": {"ending": ending(t), **conduct_facts(t), **facts}}
+            to_row(t, mark) | {"kept": {"ending": ending(t), "contexts": len(t.samples), **conduct_facts(t), **facts}}
             for t, facts in zip(trajectories, kept, strict=True)
         ]
         data = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
@@ -99,7 +100,9 @@ class Recorder(TrainerCallback):
             columns = (inputs["chunk_ids"], logps.detach(), old, mu, weights)
             ids, new, before, sampled, returns = (column[at][inside].tolist() for column in columns)
             reward = float(inputs["rewards"][at])
-            self.facts[row] |= chunk_facts(ids, new, before, sampled, returns, reward, self.args)
+            found = chunk_facts(ids, new, before, sampled, returns, reward, self.args)
+            first = len(self.batch[row].policy_turns)  # a record is of one context, the episode's first
+            self.facts[row] |= {name: values[:first] for name, values in found.items()}
             self.changed = True
 
     def write(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from test_trainer import several
 from tiny import Recorded, mixed_batch
 from view_pages import HOSTILE, episode, make_run
 
@@ -191,6 +192,20 @@ def test_a_training_run_keeps_what_it_trained_on(tmp_path: Path) -> None:
     assert [bool(row["kept"]["imitated"]) for row in rows] == [False, True, False]  # the lost one's fork alone
     shown = load(tmp_path)["episodes"]
     assert [each["trained"] for each in shown] == [True] * 3
+
+
+def test_of_an_episode_of_several_contexts_the_first_is_kept_and_said_to_be_one_of_them(tmp_path: Path) -> None:
+    batch = several()
+    trainer = tiny.trainer(tmp_path / "ipa", Recorded(batch), gradient_accumulation_steps=1)
+    trainer.recorder = Recorder(EpisodeLog(tmp_path, sample=4), tiny.chat(), "ipa", trainer.args)
+    trainer.add_callback(trainer.recorder)
+    trainer.train()
+    shown = load(tmp_path)["episodes"]
+    assert [each["contexts"] for each in shown] == [3, 2, 1, 1]
+    assert [[chunk["G"] for chunk in each["chunks"] if "G" in chunk] for each in shown[:2]] == [
+        pytest.approx([0.95**4, 0.95**3], abs=1e-4), pytest.approx([0.95**3, 1.0], abs=1e-4)
+    ]  # fmt: skip
+    assert [len(chunk["new"]) for chunk in shown[0]["chunks"]] == [2, 3]
 
 
 def test_a_file_that_is_cut_goes_on_after_its_last_whole_line_and_stops_at_its_limit(

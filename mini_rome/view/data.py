@@ -158,6 +158,7 @@ def episode(row: Row, options: Mapping[str, float]) -> dict[str, Any]:
         **{name: _cut(row[name]) for name in TEXTS}, "start": start, "reward": row["reward"], "step": step,
         "stage": kept.get("stage", ""), "ending": kept.get("ending") or outcome(row["reward"]),
         "imitated": kept.get("imitated"), "trained": "rho" in kept, "chunks": chunks,
+        "contexts": kept.get("contexts", 1),
     }  # fmt: skip
 
 

@@ -236,7 +236,8 @@ function showEpisode(e) {
   make("span", `badge ${{ yes: "good", no: "bad", unscored: "warn" }[kind]}`, kind === "unscored" ? `unscored: ${e.reason || e.ending}` : `reward ${e.reward}: ${e.ending}`, facts);
   if (e.backend === "sim") make("span", "badge warn", "simulated", facts);
   const words = [e.stage && `stage ${e.stage}`, e.step !== null && `step ${e.step}`, `split ${e.split}`, `family ${e.family}`,
-    `start p = ${e.start}`, e.policy && `written by ${e.policy}`, !e.trained && e.stage && "not trained on: G by eq. 7"];
+    `start p = ${e.start}`, e.policy && `written by ${e.policy}`, !e.trained && e.stage && "not trained on: G by eq. 7",
+    e.contexts > 1 && `the first of its ${e.contexts} contexts`];
   make("span", "dim", words.filter(Boolean).join(" · "), facts);
   block("", e.instruction, root);
   const legend = make("div", "legend", null, root), key = make("span", "", "G_k: −1 ", legend);
