@@ -159,10 +159,10 @@ def check_plan(paths: Sequence[Path], seed: str, jobs: int, out: Path) -> None:
 
 
 def printable(name: str) -> str:
-    """A student's name for a terminal and a spreadsheet: nothing that either would carry out.
+    r"""A student's name for a terminal and a spreadsheet: nothing that either would carry out.
 
-    >>> printable("=1+1"), printable("Zo\u00eb \x1b[2J\udcff")
-    ("'=1+1", 'Zo\u00eb \\x1b[2J\\udcff')
+    >>> printable("=1+1"), printable("Ann \x1b[2J\udcff")
+    ("'=1+1", 'Ann \\x1b[2J\\udcff')
     """
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
