@@ -34,7 +34,7 @@ from mini_rome.sampler.transformers import TransformersSampler
 # Of every ablation: what it trains and measures is kept, its size is not.
 MINIATURE = {
     "families": ["notes"], "sft_chunks": [1], "sft_tasks": 4, "sft_steps": 1, "sft_batch_size": 4, "chunks": [2],
-    "extra_turns": 0, "max_new_tokens": 5,
+    "extra_turns": 0, "max_new_tokens": 5, "train_tasks": 2, "num_generations": 2, "per_device_train_batch_size": 4,
 }  # fmt: skip
 STEPS = 2
 
@@ -95,8 +95,8 @@ def test_tokens_and_episodes_add_up(cache: Path) -> None:
     naive = told(dataclasses.replace(alone, base={**alone.base, "il_when": "never"}))
     episodes = {row.step: row.value for row in naive if row.metric == "episodes"}
     tokens = {row.step: row.value for row in naive if row.metric == "tokens"}
-    assert episodes == {0: 0, 1: 16, 2: 32}
-    assert 0 == tokens[0] < tokens[1] < tokens[2] <= 32 * 2 * MINIATURE["max_new_tokens"]  # two turns of five tokens
+    assert episodes == {0: 0, 1: 4, 2: 8}
+    assert 0 == tokens[0] < tokens[1] < tokens[2] <= 8 * 2 * MINIATURE["max_new_tokens"]  # two turns of five tokens
 
 
 def test_imitation_counts_the_experts_tokens_and_leaves_the_other_half_to_rollouts(cache: Path) -> None:
@@ -104,7 +104,7 @@ def test_imitation_counts_the_experts_tokens_and_leaves_the_other_half_to_rollou
     spent = [{row.step: row.value for row in rows if row.metric == "tokens"} for rows in (imitated, first)]
     assert spent[0][2] == 2 * spent[0][1] > 0 and spent[0][1] == spent[1][1] != spent[1][2] - spent[1][1] > 0
     episodes = {row.step: row.value for row in first if row.metric == "episodes"}
-    assert episodes == {0: 0, 1: 0, 2: 16}
+    assert episodes == {0: 0, 1: 0, 2: 4}
 
 
 def test_figures_with_a_run_in_common_share_it_and_others_do_not(cache: Path) -> None:
