@@ -22,7 +22,7 @@ with suppress(ImportError):  # the mark below skips all of it then
     from playwright.sync_api import sync_playwright
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.browser
 COUNT = 1000
@@ -55,7 +55,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[[Path], Page]]:
     """Opens a page; at the end: no error, no message, no request but the file itself. Leaves a screenshot."""
-    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page = browser.new_page()
     seen: list[str] = []
     asked: list[str] = []
     page.on("console", lambda message: seen.append(message.text))
@@ -63,7 +63,8 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[[Path], Page]]:
     page.on("dialog", lambda dialog: (seen.append(dialog.message), dialog.dismiss()))
     page.on("request", lambda request: asked.append(request.url))
 
-    def opened(path: Path) -> Page:
+    def opened(path: Path, width: int = 1400, height: int = 900) -> Page:
+        page.set_viewport_size({"width": width, "height": height})
         page.goto(path.as_uri())
         page.wait_for_selector("body[data-ready]")
         return page
@@ -72,11 +73,18 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[[Path], Page]]:
     page.screenshot(path=tmp_path / "end.png")
     page.close()
     assert seen == []
-    assert len(set(asked)) == 1 and asked[0].startswith("file://")
+    assert len(asked) == 1 and asked[0].startswith("file://")
 
 
 def shown(page: Page) -> int:
     return int(re.match(r"(\d+) of", page.inner_text("#count")).group(1))  # type: ignore[union-attr]
+
+
+def hover(token: Locator) -> None:
+    """As a hand does: what scrolls into view is pointed at when it stands, since scrolling hides the tip."""
+    token.scroll_into_view_if_needed()
+    token.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    token.hover()
 
 
 def open_row(page: Page, rows: list[Row], number: int) -> Any:
@@ -160,14 +168,14 @@ def test_hovering_a_token_shows_its_numbers(usual: Path, rows: list[Row], show: 
     row, kept = open_row(page, rows, wanted), rows[wanted]["kept"]
     own = page.locator(".chunk:not(.expert)")
     for k, place in ((0, 0), (0, 3), (3, 5)):
-        own.nth(k).locator(".tok").nth(place).hover()
+        hover(own.nth(k).locator(".tok").nth(place))
         told = page.inner_text("#tip")
         turn = row["turns"][4 + k]
         mu, old, new = turn["logprobs"][place], kept["old"][k][place], kept["new"][k][place]
         assert f"token {turn['ids'][place]} " in told
         for name, value in (("log μ", mu), ("log π_old", old), ("log π_θ", new)):
             assert float(re.search(rf"{name} +(\S+)", told).group(1)) == pytest.approx(value, abs=1e-9)  # type: ignore[union-attr]
-    page.locator(".chunk.expert .tok").first.hover()
+    hover(page.locator(".chunk.expert .tok").first)
     assert "not sampled" in page.inner_text("#tip")
     texts = own.first.locator(".tok").all_inner_texts()
     assert "".join(texts) == tiny.chat().decode(row["turns"][4]["ids"])
@@ -187,7 +195,7 @@ def test_the_keyboard_is_enough(usual: Path, rows: list[Row], show: Callable[[Pa
     page.keyboard.type("train-17")
     press("Escape")
     assert 0 < shown(page) < COUNT
-    page.locator(".tok").first.hover()  # of the episode that the filter has taken from the list
+    hover(page.locator(".tok").first)  # of the episode that the filter has taken from the list
     assert page.locator("#tip").is_visible()
     press("x")
     assert shown(page) == COUNT and page.locator('.row[aria-selected="true"]').get_attribute("data-at") == "2"
@@ -207,12 +215,9 @@ def test_the_keyboard_is_enough(usual: Path, rows: list[Row], show: Callable[[Pa
 
 
 def test_at_the_width_of_a_phone_the_list_is_short_and_a_row_leads_to_its_episode(
-    usual: Path, show: Callable[[Path], Page]
+    usual: Path, show: Callable[..., Page]
 ) -> None:
-    page = show(usual)
-    page.set_viewport_size({"width": 400, "height": 800})
-    page.reload()
-    page.wait_for_selector("body[data-ready]")
+    page = show(usual, width=400, height=800)
     assert page.locator("#list").evaluate("e => e.clientHeight") == 320
     assert not page.locator("#charts").is_visible() and page.evaluate("document.body.scrollWidth") <= 400
     page.locator("#rows .row").nth(3).click()
@@ -248,7 +253,7 @@ def test_log_probs_that_are_no_numbers_and_an_episode_without_chunks_are_shown(
     view(folder, None, False)
     page = show(folder / "view.html")
     for place, text in enumerate(("nan", "-inf")):
-        page.locator(".tok").nth(place).hover()
+        hover(page.locator(".tok").nth(place))
         assert re.search(rf"log μ +{text} ", page.inner_text("#tip"))
     assert page.locator(".tok").first.inner_text() == "⟨1000000⟩"
     assert page.locator(".badge", has_text="__proto__").get_attribute("title") == ""
