@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import struct
 import sys
 import time
@@ -20,6 +18,7 @@ from mini_rome.course.grade import Result, grade_source
 from mini_rome.course.paper import PUBLIC_SEED, Paper
 from mini_rome.course.runners import Boxed, Runner
 from mini_rome.errors import ConfigError
+from mini_rome.runs import write_csv, write_json
 
 SOURCE = 256 << 10  # bytes of one exercises.py
 ARCHIVE = 16 << 20  # bytes of one zip: its table of contents is read whole
@@ -179,19 +178,19 @@ def write_feedback(path: Path, each: Graded) -> None:
     """What the student is given back."""
     results = {name: [asdict(result) for result in results] for name, results in each.results.items()}
     data = {"student": each.student, "backend": each.backend, "seconds": each.seconds, "results": results}
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    write_json(path, data)
 
 
 def write_table(out: Path, graded: Sequence[Graded], papers: Sequence[Paper]) -> None:
     """One row for each student."""
     names = [paper.assignment for paper in papers]
     total = sum(paper.points for paper in papers)
-    with out.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["student", *names, *HEAD])
-        for each in graded:
-            earned = [each.earned(name) for name in names]
-            percent = round(100 * sum(earned) / total, 1)
-            again = "yes" if each.infra else ""
-            sums = [round(sum(earned), 2), total, percent, each.seconds, each.backend, again]
-            writer.writerow([printable(each.student), *earned, *sums])
+    rows = []
+    for each in graded:
+        earned = [each.earned(name) for name in names]
+        percent = round(100 * sum(earned) / total, 1)
+        again = "yes" if each.infra else ""
+        sums = [round(sum(earned), 2), total, percent, each.seconds, each.backend, again]
+        rows.append([printable(each.student), *earned, *sums])
+    columns = ["student", *names, *HEAD]
+    write_csv(out, [dict(zip(columns, row, strict=True)) for row in rows], columns)
