@@ -63,7 +63,7 @@ class ContextConfig:
         if asked is None:
             return None
         try:
-            values = json.loads(asked) if isinstance(asked, str) else dict(asked)
+            values = json.loads(asked) if isinstance(asked, str) else asked
         except json.JSONDecodeError as error:
             told = f"--context {asked}: not JSON ({error.msg}), which is such as {json.dumps({'guard': 'stop'})}"
             raise ConfigError(told) from None

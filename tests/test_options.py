@@ -125,10 +125,15 @@ def check_message(told: str, named: list[str]) -> None:
         ("chunks: [99]\n", ["--chunks 99"]),
         ("chunks: []\n", ["--chunks []"]),
         ("max_steps: [\n", ["--config", "YAML"]),
+        ("context: [guard]\n", ["--context ['guard']", "guard (str)"]),
+        ("context: 3\n", ["--context 3", "guard (str)"]),
         ("- a\n- b\n", ["my.yaml", "mapping"]),
         ("", ["my.yaml", "mapping"]),
     ],
-    ids=["unknown key", "misspelt key", "value refused", "horizon", "no horizon", "no YAML", "a list", "empty"],
+    ids=[
+        *("unknown key", "misspelt key", "value refused", "horizon", "no horizon", "no YAML"),
+        *("a list of features", "a number of them", "a list", "empty"),
+    ],
 )
 def test_a_bad_configuration_file_is_an_error(
     text: str, named: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
