@@ -6,7 +6,6 @@ parameters. Source of all: arXiv:2512.24873.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mini_rome.errors import MiniRomeError
+from mini_rome.evaluation.rows import read_table
 from mini_rome.runs import replacing
 
 TABLES = Path(__file__).resolve().parents[2] / "recipes" / "results" / "paper_tables.csv"
@@ -45,14 +45,8 @@ class Score:
 
 def paper_scores(path: str | Path = TABLES) -> list[Score]:
     """Every cell. Raises MiniRomeError with file and line."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file)
-            if tuple(table.fieldnames or ()) != COLUMNS:
-                raise MiniRomeError(f"{path}:1: the first line must be {','.join(COLUMNS)}")
-            return [_score(path, table.line_num, line) for line in table]
-    except FileNotFoundError:
-        raise MiniRomeError(f"{path} does not exist: it comes with a checkout of the project.") from None
+    table = read_table(path, COLUMNS, "it comes with a checkout of the project")
+    return [_score(path, number, line) for number, line in table]
 
 
 def _score(path: str | Path, number: int, line: Mapping[str, str]) -> Score:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,16 +28,22 @@ class Row(NamedTuple):
     value: float
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a long CSV. Raises MiniRomeError naming the file and line when they are not that."""
+def read_table(path: str | Path, columns: Sequence[str], missing: str) -> list[tuple[int, dict[str, str]]]:
+    """(line, its fields) of a CSV with these columns. MiniRomeError: other columns, or no file, with what to do."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             table = csv.DictReader(file)
-            if tuple(table.fieldnames or ()) != COLUMNS:
-                raise MiniRomeError(f"{path}: the first line must be {','.join(COLUMNS)}")
-            return [read_row(path, table.line_num, line) for line in table]
+            if list(table.fieldnames or ()) != list(columns):
+                raise MiniRomeError(f"{path}: the first line must be {','.join(columns)}")
+            return [(table.line_num, line) for line in table]
     except FileNotFoundError:
-        raise MiniRomeError(f"{path} does not exist: name a run's folder, a CSV, or a figure's name.") from None
+        raise MiniRomeError(f"{path} does not exist: {missing}.") from None
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a long CSV. Raises MiniRomeError naming the file and line when they are not that."""
+    table = read_table(path, COLUMNS, "name a run's folder, a CSV, or a figure's name")
+    return [read_row(path, number, line) for number, line in table]
 
 
 def read_row(path: str | Path, number: int, line: Mapping[str, str]) -> Row:
