@@ -66,13 +66,13 @@ data: venv ## Make training data: synthesis in four roles, the four-stage filter
 	@echo "== recipes/data.py $(ARGS)"
 	$(PY) recipes/data.py $(ARGS)
 
-test: venv ## Run the tests; those that need Docker or vLLM are skipped where it is missing
-	@echo "== tests, without the slow ones (make test-full has them)"
-	$(call TESTS_IN_TWO_PARTS,not slow and )
+test: venv ## Run the tests; those that need Docker or vLLM are skipped where it is missing (LONG=1: as CI runs them)
+	@echo "== tests, without the slow$(if $(LONG),, and the long) ones (make test-full has them)"
+	$(call TESTS_IN_TWO_PARTS,not slow and $(if $(LONG),,not long and ))
 
 test-fast: venv ## Run the tests that need neither Docker nor vLLM nor minutes
-	@echo "== tests, without slow, docker and vllm"
-	$(PYTEST) $(WORKERS) -m "not slow and not ($(ENGINES))" $(ARGS)
+	@echo "== tests, without long, slow, docker and vllm"
+	$(PYTEST) $(WORKERS) -m "not slow and not long and not ($(ENGINES))" $(ARGS)
 
 test-full: venv ## Run every test, the slow ones too
 	@echo "== all tests"

@@ -67,7 +67,9 @@ def told(job: Job) -> list[Row]:
     return [Row(*row) for row in json.loads(job.result.read_text())["rows"]]
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "fig12" else pytest.mark.long) for name in ABLATIONS]
+)
 def test_every_variant_of_every_ablation_runs_two_steps(name: str, cache: Path) -> None:
     for job in jobs(name, cache):
         rows = told(job)
@@ -198,6 +200,7 @@ def test_two_processes_do_not_write_one_table(cache: Path, tmp_path: Path, monke
         run_plans([plan], 1)
 
 
+@pytest.mark.long
 def test_jobs_run_in_processes_and_leave_the_same_rows(cache: Path, tmp_path: Path, monkeypatch) -> None:
     """The real pool: a model that both runs start from is made once, before them."""
     plan = Plan.of(

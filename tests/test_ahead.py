@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,22 @@ def test_a_start_from_an_expert_that_was_replaced_moves_no_position(tmp_path):
     short = [form.response(commands[0])[:-1] + form.response(commands[1]), form.response(commands[2], submit=True)]
     assert trainer.curriculum._replace(expert.task.name, short)
     assert [trainer.curriculum.on_path(t) for t in drawn] == [True, False, False]
+
+
+def test_an_expert_is_of_one_context_so_an_episode_of_several_replaces_none(tmp_path):
+    trainer = tiny.trainer(tmp_path, Recorded(mixed_batch()))
+    won = trajectory(tiny.experts()[0], 0, (2, 2), 1.0)
+    split = dataclasses.replace(won, chains=[trajectory(tiny.experts()[0], 0, (2,), 1.0)])
+    assert [name for name, _ in trainer.curriculum.shorter_samples([won, split])] == [won.task.name]
+
+
+def test_a_chunk_of_another_version_in_any_context_of_an_episode_cannot_be_scored():
+    batch = aged(3)
+    batch[0].chains = aged(2)
+    with pytest.raises(ConfigError, match=r"policy version \[2\] at version 3"):
+        check_versions(Batch(3, 3, batch, Counter()))
+    batch[0].chains = aged(3)
+    check_versions(Batch(3, 3, batch, Counter()))
 
 
 # Samples that are too old

@@ -177,7 +177,9 @@ def saved(folder: Path, name: str, rows: list[Row]) -> tuple[Path, Path, Path]:
     return figures.locate(folder / f"{name}.csv")
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("fig12", "fig13") else pytest.mark.long) for name in ABLATIONS]
+)
 def test_every_ablation_draws_and_redraws_byte_for_byte(tmp_path: Path, name: str) -> None:
     paths = saved(tmp_path, name, table_of(name))
     first = figures.redraw(*paths).read_bytes()

@@ -60,6 +60,7 @@ def test_all_eight_are_there() -> None:
     assert [name[:2] for name in NAMES] == [f"{number:02d}" for number in range(8)]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error:::notebook")
 @pytest.mark.usefixtures("own_families")
 @pytest.mark.parametrize("path", ALL, ids=NAMES)

@@ -189,6 +189,15 @@ def test_rows_of_one_context_are_laid_out_as_if_there_were_no_others(tmp_path):
     assert torch.equal(plain, marked) and plain.any()
 
 
+def test_beside_a_longer_row_each_token_still_counts_once_in_its_own_context(tmp_path):
+    """The longer row leaves room in every sequence for tokens of the other contexts: they must not be scored there."""
+    trainer = tiny.trainer(tmp_path, Recorded(several()))
+    rows = scored(trainer)
+    long = {key: v[-1:].repeat(1, 2) if v.ndim == 2 else v[-1:] for key, v in rows.items() if v.ndim}
+    beside, _ = score(trainer.model, [rows, long])
+    torch.testing.assert_close(beside[0], score(trainer.model, [rows])[0][0], **CLOSE)
+
+
 # Rewards
 
 
