@@ -183,12 +183,15 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of this package, `-dirty` when tracked files were changed; "unknown" outside a checkout."""
+    """The git commit of this package; "unknown" outside a checkout.
+
+    `-dirty` when tracked files were changed, other than committed results: ablations add to those while they run.
+    """
     here = Path(__file__).parent
-    describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    changes = ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)recipes/results"]
     try:  # ls-files first: an installed copy may lie inside somebody else's repository
         git(here, "ls-files", "--error-unmatch", Path(__file__).name)
-        return git(here, *describe)
+        return git(here, "rev-parse", "--short=12", "HEAD") + ("-dirty" if git(here, *changes) else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 

@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import episode, trajectory, turn
 
-from mini_rome.chunking import OUTSIDE, PackedSample, chunk_ids, pack, turn_tokens, validate_chunk_ids
+from mini_rome.chunking import (
+    OUTSIDE,
+    PackedSample,
+    chunk_ids,
+    pack,
+    pack_episode,
+    turn_tokens,
+    validate_chunk_ids,
+)
 from mini_rome.types import Trajectory
 
 
@@ -116,7 +124,39 @@ def test_a_policy_turn_without_its_tokens_or_log_probs_is_refused(field: dict) -
 def test_two_samples_share_no_list() -> None:
     first, second = (PackedSample([], [], [], [], [], []) for _ in range(2))
     first.policy_versions.append(1)
-    assert second.policy_versions == []
+    first.contexts.append(1)
+    assert second.policy_versions == second.contexts == []
+
+
+def test_chains_of_an_episode_stand_one_after_the_other_and_their_chunks_count_as_they_were_asked_for() -> None:
+    """An expert's turn, a chunk, two chunks of a sub-agent with a prompt of its own, and the last chunk."""
+    whole = episode([1, 2, 1], [1, 1, 0], start=1)
+    inner = [
+        turn(ids=(50,), logprobs=[-0.5], observation_ids=[500], policy_version=21),
+        turn(ids=(60, 61), logprobs=[-0.6, -0.61], policy_version=22),
+    ]
+    for each, place in zip([*whole.turns[1:], *inner], [0, 3, 1, 2], strict=True):
+        each.place = place
+    whole.chains = [Trajectory(whole.task, [3, 4], inner)]
+    assert pack_episode(whole) == PackedSample(
+        prompt_ids=[1, 2, 10, 100],
+        completion_ids=[20, 21, 200, 30, 3, 4, 50, 500, 60, 61],
+        logprobs=[-0.2, -0.21, 0.0, -0.3, 0.0, 0.0, -0.5, 0.0, -0.6, -0.61],
+        env_mask=[1, 1, 0, 1, 0, 0, 1, 0, 1, 1],
+        chunk_ids=[0, 0, -1, 3, -1, -1, 1, -1, 2, 2],
+        il_chunk_ids=[-1] * 10,
+        policy_versions=[9, 21, 22, 10],
+        contexts=[0] * 4 + [1] * 6,
+    )
+    assert whole.prompt_ids == [1, 2] and whole.chains[0].prompt_ids == [3, 4]
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_an_episode_with_one_chain_of_the_policy_is_packed_as_that_chain(start: int) -> None:
+    alone = episode([2, 1], [1, 1], start=start)
+    assert pack_episode(alone) == pack(alone) and pack_episode(alone).contexts == []
+    inner = episode([1, 3], [2, 0])
+    assert pack_episode(episode([1], [1], start=1, chains=[inner])) == pack(inner)
 
 
 @pytest.mark.parametrize(("ids", "chunks"), [([], 0), ([-1, -1], 0), ([0], 1), ([-1, 0, 0, -1, 0, 1, 2, 2, -1], 3)])

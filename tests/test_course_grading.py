@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from mini_rome.course.paper import (
     load_module,
     make_paper,
 )
+from mini_rome.course.process import Ended
 from mini_rome.course.release import release, released_files, skeleton
 from mini_rome.course.runners import Local
 from mini_rome.course.session import Session
@@ -54,6 +56,28 @@ def test_the_staff_version_has_all_points_and_the_skeleton_none(paper: Paper) ->
     assert earned(paper, STAFF, full=True) == paper.points == 20
     results = grade_source(paper, skeleton(STAFF, paper.allowed).encode(), Local(), "7")
     assert len(results) == 12 and all("NotImplementedError" in r.said and r.earned == 0 for r in results)
+
+
+@pytest.mark.parametrize("source", ["staff", "blind", "skeleton"])
+def test_a_check_runs_all_implementations_together_and_judges_as_one_by_one(paper: Paper, source: str) -> None:
+    """Of one's own code, which nobody keeps from voting; in boxes each state stays alone."""
+    blind = f"{STAFF}\n\ndef {paper.detections[0].function}(implementation):\n    pass\n"
+    text = {"staff": STAFF, "blind": blind, "skeleton": skeleton(STAFF, paper.allowed)}[source]
+    found, runs = [], []
+    for trusting in (False, True):
+        runner = Counted(trusting)
+        found.append(grade_source(paper, text.encode(), runner, "7", full=True, rights=1))
+        runs.append(runner.runs)
+    assert found[0] == found[1]
+    assert runs[0] > runs[1] or source != "staff"
+
+
+class Counted(Local):
+    runs = 0
+
+    def run(self, *request: Any) -> Ended:
+        self.runs += 1
+        return super().run(*request)
 
 
 def test_the_library_of_a_box_has_no_solution(paper: Paper) -> None:

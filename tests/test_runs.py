@@ -90,6 +90,25 @@ def test_the_commit_outside_a_checkout_is_unknown(tmp_path: Path, monkeypatch: p
     assert runs.commit() == "unknown"
 
 
+def test_results_that_a_run_adds_to_do_not_make_its_code_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, rows = tmp_path / "mini_rome" / "runs.py", tmp_path / "recipes" / "results" / "fig.csv"
+    for path in (code, rows):
+        path.parent.mkdir(parents=True)
+        path.write_text("first\n")
+    runs.git(tmp_path, "init", "-q")
+    runs.git(tmp_path, "add", "-A")
+    runs.git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "all of it")
+    monkeypatch.setattr(runs, "__file__", str(code))
+    clean = runs.git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    rows.write_text("first\nsecond\n")
+    (tmp_path / "new.txt").write_text("untracked")
+    assert runs.commit() == clean and len(clean) == 12
+    code.write_text("other")
+    assert runs.commit() == f"{clean}-dirty"
+
+
 def test_a_run_folder_and_its_model_folder_name_the_same_model(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -190,7 +190,7 @@ def test_rows_of_one_context_are_laid_out_as_if_there_were_no_others(tmp_path):
 
 
 def test_beside_a_longer_row_each_token_still_counts_once_in_its_own_context(tmp_path):
-    """The longer row leaves room in every sequence for tokens of the other contexts: they must not be scored there."""
+    """The longer row leaves room in every sequence for tokens of the others: they must not count there."""
     trainer = tiny.trainer(tmp_path, Recorded(several()))
     rows = scored(trainer)
     long = {key: v[-1:].repeat(1, 2) if v.ndim == 2 else v[-1:] for key, v in rows.items() if v.ndim}

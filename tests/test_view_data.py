@@ -207,7 +207,8 @@ def test_of_an_episode_of_several_contexts_the_first_is_kept_and_said_to_be_one_
     ]  # fmt: skip
     assert [len(chunk["new"]) for chunk in shown[0]["chunks"]] == [2, 3]
     written = [json.loads(row)["kept"] for row in (tmp_path / EPISODES).read_text().splitlines()]
-    assert {len(values) for row in written if row["row"] == 0 for values in row.values() if isinstance(values, list)} == {2}
+    lists = [values for row in written if row["row"] == 0 for values in row.values() if isinstance(values, list)]
+    assert lists and {len(values) for values in lists} == {2}
 
 
 def test_a_file_that_is_cut_goes_on_after_its_last_whole_line_and_stops_at_its_limit(

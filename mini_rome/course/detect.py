@@ -1,17 +1,19 @@
 """A student's test, tried on a right implementation and on wrong ones, none of which is in the box.
 
-The test's calls are answered from here. Each run gets one state, the questions so far with their answers, alone in a
-box that was emptied: nothing in it tells what another implementation answered, so a test cannot vote the odd one out.
+The test's calls are answered from here. In a box each run gets one state, the questions so far with their answers,
+alone and in a box that was emptied: nothing in it tells what another implementation answered, so a test cannot vote
+the odd one out. A student's own `check` has nobody to keep from that, and one run takes a state of each.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from mini_rome.course import wire
 from mini_rome.course.paper import Detection, Implementation
-from mini_rome.course.session import Session
+from mini_rome.course.session import Answer, Session
 
 QUESTIONS = 24  # that a test may ask of one implementation
 QUESTION = 64 << 10  # characters of one of them
@@ -21,42 +23,77 @@ RIGHT = "a right implementation"
 REFUSALS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 
 
+Verdict = tuple[str, str]  # holds | fails | broken, and what was said
+Known = list[list[Any]]  # [question, answer] so far: a state
+Outcome = dict[str, Any]  # {"ask": question} or {"verdict": ..., "error": ...}
+
+
+def examined(implementation: Implementation, detection: Detection) -> Generator[Known, Outcome, Verdict]:
+    """The test on one implementation: yields the states to run, is sent their outcomes, returns the verdict."""
+    known: Known = []
+    while len(known) <= QUESTIONS:
+        outcome = yield known
+        if "ask" not in outcome:
+            return outcome["verdict"], outcome.get("error", "")
+        try:
+            arguments = wire.plain(outcome["ask"])
+        except (ValueError, RecursionError) as error:
+            return "broken", f"the arguments cannot be read: {error}"
+        if len(wire.dumps(outcome["ask"])) > QUESTION:
+            return "broken", "the arguments are too large"
+        known = [*known, [outcome["ask"], reply(implementation, detection, arguments)]]
+    return "broken", f"it asked more than {QUESTIONS} questions, or other ones each time it ran"
+
+
 class Examiner:
     """One test and its runs."""
 
     def __init__(self, session: Session, detection: Detection):
         self.session = session
         self.detection = detection
-        self.outcomes: dict[str, dict[str, Any]] = {}  # of states that ask, and of the empty one
+        self.outcomes: dict[str, Outcome] = {}  # of states that ask, and of the empty one
         self.infra = False
 
-    def verdict(self, implementation: Implementation) -> tuple[str, str]:
-        """(holds | fails | broken, what was said) of the test for one implementation.
+    def apart(self, implementations: Sequence[Implementation]) -> Iterator[Verdict]:
+        """The verdict on each, every state in a run of its own.
 
         A state that another implementation led to asks the same question again and is not run for it; the last one,
         of which the verdict comes, is.
         """
-        known: list[list[Any]] = []
-        while len(known) <= QUESTIONS:
-            key = wire.dumps(known)
-            outcome = self.outcomes.get(key) or self._run(known)
-            if "ask" in outcome or not known:
-                self.outcomes[key] = outcome
-            if "ask" not in outcome:
-                return outcome["verdict"], outcome.get("error", "")
-            try:
-                arguments = wire.plain(outcome["ask"])
-            except (ValueError, RecursionError) as error:
-                return "broken", f"the arguments cannot be read: {error}"
-            if len(wire.dumps(outcome["ask"])) > QUESTION:
-                return "broken", "the arguments are too large"
-            known.append([outcome["ask"], reply(implementation, self.detection, arguments)])
-        return "broken", f"it asked more than {QUESTIONS} questions, or other ones each time it ran"
+        for implementation in implementations:
+            rest = examined(implementation, self.detection)
+            known = next(rest)
+            while True:
+                key = wire.dumps(known)
+                outcome = self.outcomes.get(key) or self._run([known])[0]
+                if "ask" in outcome or not known:
+                    self.outcomes[key] = outcome
+                try:
+                    known = rest.send(outcome)
+                except StopIteration as end:
+                    yield end.value
+                    break
 
-    def _run(self, known: list[list[Any]]) -> dict[str, Any]:
-        """{"ask": question} or {"verdict": ..., "error": ...}."""
-        job = {"id": 0, "function": self.detection.function, "answers": known, "seconds": self.detection.seconds}
-        answer = self.session.ask([job])[0]
+    def together(self, implementations: Sequence[Implementation]) -> Iterator[Verdict]:
+        """The same where nobody is to be kept from voting: the next state of all of them in one run."""
+        rests = [examined(implementation, self.detection) for implementation in implementations]
+        states = {number: next(rest) for number, rest in enumerate(rests)}
+        verdicts: dict[int, Verdict] = {}
+        while states:
+            for number, outcome in zip(list(states), self._run(list(states.values())), strict=True):
+                try:
+                    states[number] = rests[number].send(outcome)
+                except StopIteration as end:
+                    verdicts[number] = end.value
+                    del states[number]
+        yield from (verdicts[number] for number in range(len(rests)))
+
+    def _run(self, states: Sequence[Known]) -> list[Outcome]:
+        job = {"function": self.detection.function, "seconds": self.detection.seconds}
+        answers = self.session.ask([{**job, "id": n, "answers": known} for n, known in enumerate(states)])
+        return [self._outcome(answers[n]) for n in range(len(states))]
+
+    def _outcome(self, answer: Answer) -> Outcome:
         self.infra |= answer.infra
         message = answer.cases.get(0, {})
         if answer.ended and ("ask" in message or message.get("verdict") in ("holds", "fails", "broken")):
@@ -70,11 +107,12 @@ def detect(session: Session, detection: Detection, rng: random.Random, rights: i
     `rng` shuffles the implementations, the right one `rights` times among them.
     """
     examiner = Examiner(session, detection)
-    variants = [RIGHT] * rights + list(detection.wrong)
-    rng.shuffle(variants)
+    names = [RIGHT] * rights + list(detection.wrong)
+    rng.shuffle(names)
+    implementations = [detection.wrong.get(name, detection.right) for name in names]
+    verdicts = (examiner.together if session.runner.trusting else examiner.apart)(implementations)
     said: dict[str, str] = {}
-    for name in variants:
-        verdict, words = examiner.verdict(detection.wrong.get(name, detection.right))
+    for name, (verdict, words) in zip(names, verdicts, strict=True):
         if name == RIGHT and verdict != "holds":
             alarm = f"the test does not hold for {RIGHT}, so it finds no bug: {words or verdict}"
             return dict.fromkeys(sorted(detection.wrong), alarm), examiner.infra

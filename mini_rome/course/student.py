@@ -82,7 +82,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 def check(folder: Path) -> int:
     """Run the public tests of a folder in processes of this machine and print the points; 0 if all were earned."""
     paper = read_snapshot(folder)
-    results = grade_source(paper, (folder / "exercises.py").read_bytes(), Local(), PUBLIC_SEED, rights=1)
+    results = grade_source(paper, (folder / "exercises.py").read_bytes(), Local(trusting=True), PUBLIC_SEED, rights=1)
     print(f"{paper.assignment}: about {paper.hours:g} hours, {paper.points} points; public tests, other inputs count")
     print("\n".join(lines_of(results)))
     earned = sum(result.earned for result in results)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mini_rome.errors import MiniRomeError
 from mini_rome.evaluation.ablation import Ablation, Panel, Variant, band, cube, interval
@@ -73,6 +74,7 @@ def decorate(axes: Axes, panel: Panel, condition: str) -> None:
     text = f"{condition}\n{panel.label}" if condition else panel.label
     axes.set_ylabel(text, fontsize=8)
     axes.set_xlabel(UNITS[panel.over], fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.log:
