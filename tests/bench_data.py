@@ -69,7 +69,7 @@ def main() -> None:
     ratios = sorted(packed / padded for padded, packed in pairs)
     padded, packed = (median(column) for column in zip(*pairs, strict=True))
     print(f"SFT: padding {padded:.0f} tokens/s (batch {same}), packing {packed:.0f} ({options.pack_length}): "
-          f"{median(ratios):.2f} times (median of {len(pairs)} pairs, {ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
+          f"{median(ratios):.2f} times (median of {len(pairs)}, {ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -245,6 +245,13 @@ def test_grpo_has_no_gradient_where_all_rewards_are_alike(tmp_path: Path) -> Non
     assert max(gradient.abs().max() for gradient in found.values()) == 0.0
 
 
+def test_grpo_refuses_an_episode_of_several_contexts(tmp_path: Path) -> None:
+    batch = group((1.0, 0.0))
+    batch[1].chains = group((0.0,))
+    with pytest.raises(ConfigError, match="--context: GRPO's loss reads rows of one context"):
+        gradients(batch, tmp_path, GRPOBaseline)
+
+
 def gigpo(**options) -> GiGPOConfig:
     return GiGPOConfig(output_dir="unused", advantage_clip=9.0, step_reward_gamma=0.5, **options)
 

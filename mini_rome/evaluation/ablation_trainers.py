@@ -44,6 +44,13 @@ class GRPOBaseline(IPATrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         return GRPOTrainer._compute_loss(self, model, inputs)
 
+    def _note(self, batch: Any, ages: list[int], dropped: int) -> None:
+        if any(trajectory.chains for trajectory in batch.trajectories):
+            raise ConfigError(
+                "--context: GRPO's loss reads rows of one context; compare without compression and sub-agents"
+            )
+        super()._note(batch, ages, dropped)
+
 
 @dataclass
 class GiGPOConfig(GRPOBaselineConfig):
