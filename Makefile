@@ -14,12 +14,14 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST := $(PY) -m pytest
 WORKERS := -n auto --maxprocesses 8 --dist loadfile
 ENGINES := docker or vllm
-# A worker per core, a file of tests in one of them; then what needs an engine, which is shared, one at a time. Where ARGS
-# chooses tests, one of the two parts may have none (exit code 5), but not both.
+# A worker per core, a file of tests in one of them; then what needs an engine, which is shared, one at a time (where none
+# is there: skipped with the others). Where ARGS chooses tests, one of the two parts may have none (exit code 5), not both.
 define TESTS_IN_TWO_PARTS
-	@first=0; $(PYTEST) $(WORKERS) -m "$(1)not ($(ENGINES))" $(ARGS) || first=$$?; \
+	@if ! PYTHONPATH=tests $(PY) -c 'import conftest, sys; sys.exit(not conftest.engine_there())'; then \
+	  exec $(PYTEST) $(WORKERS) -m "$(1)" $(ARGS); fi; \
+	first=0; $(PYTEST) $(WORKERS) -m "($(1)) and not ($(ENGINES))" $(ARGS) || first=$$?; \
 	case $$first in 0|5) ;; *) exit $$first;; esac; \
-	second=0; $(PYTEST) -m "$(1)($(ENGINES))" $(ARGS) || second=$$?; \
+	second=0; $(PYTEST) -m "($(1)) and ($(ENGINES))" $(ARGS) || second=$$?; \
 	case $$second in 5) exit $$first;; *) exit $$second;; esac
 endef
 ABLATIONS := fig12 fig13 fig10 control12 control13 choices baselines
@@ -68,7 +70,7 @@ data: venv ## Make training data: synthesis in four roles, the four-stage filter
 
 test: venv ## Run the tests; those that need Docker or vLLM are skipped where it is missing (LONG=1: as CI runs them)
 	@echo "== tests, without the slow$(if $(LONG),, and the long) ones (make test-full has them)"
-	$(call TESTS_IN_TWO_PARTS,not slow and $(if $(LONG),,not long and ))
+	$(call TESTS_IN_TWO_PARTS,not slow$(if $(LONG),, and not long))
 
 test-fast: venv ## Run the tests that need neither Docker nor vLLM nor minutes
 	@echo "== tests, without long, slow, docker and vllm"
@@ -76,7 +78,7 @@ test-fast: venv ## Run the tests that need neither Docker nor vLLM nor minutes
 
 test-full: venv ## Run every test, the slow ones too
 	@echo "== all tests"
-	$(call TESTS_IN_TWO_PARTS)
+	$(call TESTS_IN_TWO_PARTS,slow or not slow)
 
 test-core: venv ## Run the tests of the paper's core: chunking, masks, credit, loss, resampling, trainer
 	@echo "== tests of the paper's core"

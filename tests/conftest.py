@@ -73,6 +73,11 @@ def required(engine: str) -> bool:
     return os.environ.get(f"MINI_ROME_REQUIRE_{engine.upper()}") == "1"
 
 
+def engine_there() -> bool:
+    """Whether tests that need Docker or vLLM run, or must fail: the Makefile asks, and runs those on their own."""
+    return any(required(engine) or not ENGINES[engine]() for engine in ("docker", "vllm"))
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: each trainer that ends collects garbage, half a second over all of torch's objects."""
     gc.collect()

@@ -123,6 +123,7 @@ def test_an_option_that_nothing_has_is_refused() -> None:
         build({"gama": 1}, ablation_run.IPAConfig)
 
 
+@pytest.mark.long
 def test_a_task_that_the_model_solves_is_not_hard(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = dataclasses.replace(jobs("fig12", cache)[0], seed=5, every=2)
     make_sft(job)

@@ -13,7 +13,7 @@ import torch
 from distributed_worker import recorded
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
-pytestmark = pytest.mark.timeout(700)
+pytestmark = [pytest.mark.timeout(700), pytest.mark.long]
 
 
 JOBS = {

@@ -144,6 +144,7 @@ def slowed(trainer: Any) -> None:
     trainer._compute_loss = slow
 
 
+@pytest.mark.long
 def test_on_a_shared_device_nobody_computes_at_once_and_the_result_is_the_same(tmp_path: Path) -> None:
     ahead, weights, _ = trained(tmp_path / "ahead", async_ratio=1)
     shared, same, sampler = trained(tmp_path / "shared", async_ratio=1, multiplex=True)
@@ -157,6 +158,7 @@ def test_on_a_shared_device_nobody_computes_at_once_and_the_result_is_the_same(t
         assert counts["train"] > 3 * (4 + 1)  # micro-batches and the optimiser; pi_old besides
 
 
+@pytest.mark.long
 def test_in_turn_the_sampler_sleeps_once_a_step_and_the_result_is_that_of_no_device(tmp_path: Path) -> None:
     _, weights, awake = trained(tmp_path / "sync")
     spans, same, sampler = trained(tmp_path / "turns", multiplex=True)
