@@ -94,7 +94,12 @@ def test_make_test_fails_where_a_part_fails_or_no_part_has_a_test(
     fake = tmp_path / "pytest.sh"
     fake.write_text(f'case "$*" in *"-n auto"*) exit {first};; *) exit {second};; esac')
     command = ["make", "test", "STAMP=", f"PYTEST=sh {fake}"]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == ended
+    there, missing = (
+        subprocess.run([*command, f"PY={answer}"], cwd=ROOT, capture_output=True).returncode
+        for answer in ("true", "false")  # to whether an engine is there
+    )
+    assert there == ended
+    assert missing == (2 if first else 0)  # then the tests of the second part are in the first, and skipped
 
 
 SAMPLE = """
