@@ -160,10 +160,12 @@ def read_message(message: Any, where: str = "message") -> Message:
     if role is None:
         raise Refused(400, f"{where}: role must be one of {', '.join(ROLES)}", None, where)
     text = _text(where, message.get("content"))
+    if not message.get("tool_calls"):  # most of a history, which comes with every call
+        return Message(role, text)
     try:
         calls = tuple(
             (str(call["function"]["name"]), _arguments(call["function"].get("arguments") or "{}"))
-            for call in message.get("tool_calls") or []
+            for call in message["tool_calls"]
         )
     except (TypeError, LookupError, AttributeError):
         raise Refused(400, f"{where}: tool_calls must be a list of function calls", None, where) from None
