@@ -62,6 +62,7 @@ class _Chunks:
         if scorable is not None:
             self.slot[(~scorable).nonzero()[:, 0]] = 0
         self.inside = self.slot.bool()
+        self.bits = self.inside.to(torch.int64 if dtype == torch.float64 else torch.int32).neg_()  # all or none set
         self.zeros = torch.zeros(len(chunk_ids), int(self.slot.max()) + 1, dtype=dtype, device=chunk_ids.device)
         one = torch.ones((), dtype=torch.int32, device=chunk_ids.device)  # integers are counted faster than floats
         count = torch.zeros_like(self.zeros, dtype=torch.int32).scatter_add_(1, self.slot, one.expand_as(self.slot))
@@ -70,8 +71,14 @@ class _Chunks:
         self.present = self.size > 0
 
     def only(self, values: Tensor) -> Tensor:
-        """0 outside chunks, by where(): 0 * NaN would be NaN, in the gradient too."""
+        """0 outside chunks, without a product: 0 * NaN would be NaN, in the gradient too."""
         return torch.where(self.inside, values, 0.0).to(self.zeros.dtype)
+
+    def only_(self, values: Tensor) -> Tensor:
+        """The same in place, in a fifth of the time, for a tensor that has no gradient and that nobody else reads."""
+        values = values.to(self.zeros.dtype)
+        values.view(self.bits.dtype).bitwise_and_(self.bits)
+        return values
 
     def mean(self, values: Tensor) -> Tensor:
         """(B, T), 0 outside -> (B, K + 1)."""
@@ -175,8 +182,8 @@ def ipa_loss(
     chunks = _Chunks(chunk_ids, torch.isfinite(rewards), dtype)
     with torch.no_grad():
         positive = (rewards > 0)[:, None]  # (B, 1)
-        log_ratio = chunks.only(logps.to(dtype) - old_logps)  # to(): half precision is subtracted in float32
-        mismatch = chunks.only(old_logps.to(dtype) - sampler_logps)
+        log_ratio = chunks.only_(logps.to(dtype) - old_logps)  # to(): half precision is subtracted in float32
+        mismatch = chunks.only_(old_logps.to(dtype) - sampler_logps)
         means = chunks.means(mismatch, log_ratio)
         chunk_mismatch, chunk_ratio = means.unbind(-1)
         ratio = chunks.unit_mean(log_ratio, chunk_ratio, ratio_level)
@@ -189,7 +196,7 @@ def ipa_loss(
             weight = chunks.per_token(scale, ratio_level) * chunks.per_token(keep, mask_level)
         else:
             weight = chunks.per_token(scale * keep, ratio_level)  # one gather for both
-        weight = chunks.only(weight.mul_(chunk_returns))  # (B, T)
+        weight = chunks.only_(weight.mul_(chunk_returns))  # (B, T)
         metrics = _metrics(
             chunks, log_ratio, mismatch, means, weight, positive,
             masked=chunks.per_chunk(~keep, mask_level), clipped=chunks.per_chunk(ratio > 0, ratio_level),
