@@ -173,7 +173,7 @@ def ratio(times: np.ndarray) -> dict[str, float]:
 def loss_seconds(
     rows: int, tokens: int, chunks: int, repeats: int = 100, of: Callable[..., Clocks] = medians
 ) -> tuple[Clocks, Clocks]:
-    """chunk_returns and ipa_loss; the same with the backward to the log-probs: medians (or `of`) of `repeats` calls."""
+    """chunk_returns and ipa_loss; the same with the backward to the log-probs: medians, or `of`, of the calls."""
     generator = torch.Generator().manual_seed(0)
     ids = (torch.arange(tokens) * chunks // tokens).repeat(rows, 1)
     ids[:, :: tokens // chunks] = -1
