@@ -2,8 +2,8 @@
 
 The sampler is scripted, so that all the time is the proxy's and the client's. Clients run in a process of their own
 and ask again as soon as they are answered: with 32 of them the server is saturated, and the latency is 32 times what
-one call costs. Prints p50 and p95 in milliseconds, the CPU time that a call costs the server's process (which a busy
-neighbour does not change), resident memory and descriptors.
+one call costs. Prints p50 and p95 in milliseconds of the quietest of five rounds (whoever shares the machine can only
+add) and the p50 of each, the CPU time that a call costs the server's process, resident memory and descriptors.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ TOOLS = [
     for name in ("bash", "submit")
 ]
 LIMITS_MS = {1: 5.0, 32: 20.0}
+ROUNDS = 5
 
 
 async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, messages: list) -> dict:
@@ -120,14 +121,18 @@ def main() -> None:
         bare = bare_ms()
         print(f"bare sampler: p50 {bare:.3f} ms")
         for clients, count in ((1, 40), (32, 6)):
-            used = time.process_time()
-            found = sorted(measure(proxy, here, clients, count))
-            used = 1e3 * (time.process_time() - used) / len(found)
-            p50, p95 = found[len(found) // 2], found[int(0.95 * len(found))]
+            rounds = []
+            for _ in range(ROUNDS):
+                used = time.process_time()
+                found = sorted(measure(proxy, here, clients, count))
+                used = 1e3 * (time.process_time() - used) / len(found)
+                rounds.append((found[len(found) // 2], found[int(0.95 * len(found))], used, len(found)))
+            p50, p95, used, calls = min(rounds)
             verdict = "ok" if p50 - bare < LIMITS_MS[clients] else "TOO SLOW"
-            print(f"{clients:>2} clients: p50 {p50:.2f} ms, p95 {p95:.2f} ms over {len(found)} calls; "
+            print(f"{clients:>2} clients: p50 {p50:.2f} ms, p95 {p95:.2f} ms over {calls} calls; "
                   f"CPU {used:.2f} ms a call; proxy adds {p50 - bare:.2f} ms "
-                  f"(limit {LIMITS_MS[clients]:g}): {verdict}")  # fmt: skip
+                  f"(limit {LIMITS_MS[clients]:g}): {verdict}; "
+                  f"p50 by round {', '.join(f'{each[0]:.2f}' for each in sorted(rounds))}")  # fmt: skip
         before = footprint()
         measure(proxy, here, 8, episodes // 8)
         after = footprint()
