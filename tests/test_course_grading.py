@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mini_rome.cli import main
-from mini_rome.course import attacks, wire
+from mini_rome.course import attacks, student, wire
 from mini_rome.course.grade import grade_source
 from mini_rome.course.paper import (
     ASSIGNMENTS,
@@ -28,7 +28,7 @@ from mini_rome.course.paper import (
 )
 from mini_rome.course.process import Ended
 from mini_rome.course.release import release, released_files, skeleton
-from mini_rome.course.runners import Local
+from mini_rome.course.runners import Boxed, Local
 from mini_rome.course.session import Session
 from mini_rome.course.student import case
 from mini_rome.course.submissions import sources
@@ -70,6 +70,14 @@ def test_a_check_runs_all_implementations_together_and_judges_as_one_by_one(pape
         runs.append(runner.runs)
     assert found[0] == found[1]
     assert runs[0] > runs[1] or source != "staff"
+
+
+def test_a_students_own_check_is_such_a_run_and_grading_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Local] = []
+    monkeypatch.setattr(student, "grade_source", lambda *given, **options: asked.append(given[2]) or [])
+    assert student.check(A1) == 0
+    assert [runner.trusting for runner in asked] == [True]
+    assert not Local().trusting and not Boxed.trusting
 
 
 class Counted(Local):
