@@ -227,8 +227,8 @@ def main() -> None:
     memory = {kind: peak_in_a_process(kind) for kind in ("ipa", "grpo")}
     times = step_times(options.pairs)
     (_, loss), model = loss_seconds(64, 512, 8), forward_backward_seconds(64, 512)
-    long, _ = loss_seconds(64, 4096, 32, of=fastest)
-    long_median, long_backward = loss_seconds(64, 4096, 32)
+    long, long_backward = loss_seconds(64, 4096, 32)
+    long_fastest, _ = loss_seconds(64, 4096, 32, of=fastest)
     record = provenance("sim", "recorded", 0) | {"threads": torch.get_num_threads(), "pairs": options.pairs}
     record |= {"limits": LIMITS, "peak_mb": memory}
     for index, clock in enumerate(("wall", "processor")):
@@ -240,14 +240,14 @@ def main() -> None:
             "memory_ratio": memory["ipa"] / memory["grpo"],
         }
         record[clock] = found | {"step": step, "loss_ms": 1000 * loss[index], "model_ms": 1000 * model[index]}
-        record[clock] |= {"loss_ms_long_median": 1000 * long_median[index]}
-        record[clock] |= {"loss_and_backward_ms_long_median": 1000 * long_backward[index]}
+        record[clock] |= {"loss_ms_long_fastest": 1000 * long_fastest[index]}
+        record[clock] |= {"loss_and_backward_ms_long": 1000 * long_backward[index]}
         interval = f"{step['median']:.3f} [{step['low']:.3f}, {step['high']:.3f}]"
         print(f"{clock}: IPA step / GRPO step {interval} over {options.pairs} pairs")
         for name, value in found.items():
             verdict = "ok" if value <= LIMITS[name] else "MISSED"
             print(f"  {name:<16} {value:.4f}  (at most {LIMITS[name]})  {verdict}")
-        print(f"  loss_ms_long is the fastest of 100 calls; their median: {1000 * long_median[index]:.4f}")
+        print(f"  loss_ms_long is the median of 100 calls; the fastest: {1000 * long_fastest[index]:.4f}")
     write_json(options.out, record)
 
 
