@@ -183,11 +183,23 @@ def test_finished_runs_are_skipped_and_the_rest_is_added(cache: Path, tmp_path: 
     after = read_rows(out)
     assert [row for row in after if row.variant == "naive"] == before and len(after) > len(before)
     assert plan_of(cache, out, monkeypatch).missing() == []
+    assert_nothing_changes_where_nothing_runs(plan_of(cache, out, monkeypatch), monkeypatch)
     facts = json.loads(out.with_suffix(".json").read_text())
     for name in ("command", "commit", "versions", "device", "seeds", "seconds", "backend", "runs", "sft", "claims"):
         assert name in facts, name
     assert set(facts["runs"]) == {"naive/0", "rollback/0"} and facts["sft"]["0"]["short"] is not None
     assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+def assert_nothing_changes_where_nothing_runs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which command and commit made the rows stays said, whoever asks for them again."""
+    files = [plan.csv.with_suffix(ending) for ending in (".csv", ".json", ".png")]
+    before = [path.read_bytes() for path in files]
+    with monkeypatch.context() as later:
+        later.setattr("mini_rome.runs.commit", lambda: "another")
+        run_plans([plan], 1)
+        plan.report()
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_a_variant_that_is_not_there_is_named(cache: Path, tmp_path: Path, monkeypatch) -> None:

@@ -91,6 +91,7 @@ class Plan:
         self.rows = read_rows(self.csv) if self.csv.exists() else []
         json_file = self.csv.with_suffix(".json")
         self.facts: dict[str, Any] = json.loads(json_file.read_text()) if self.rows and json_file.exists() else {}
+        self.added = not self.facts  # rows of this process: without any, the table is of the command that made it
         self.seeds = choose_seeds(self.rows, self.wanted, self.steps, self.first)
 
     def missing(self) -> list[Job]:
@@ -128,6 +129,7 @@ class Plan:
         if not job.result.exists():
             return False
         found = json.loads(job.result.read_text())
+        self.added = True
         self.rows += [Row(job.variant.name, *row[1:]) for row in found["rows"]]
         runs = self.facts.setdefault("runs", {})
         runs[f"{job.variant.name}/{job.seed}"] = {"seconds": found["seconds"], "commit": found["commit"]}
@@ -144,6 +146,8 @@ class Plan:
         write_csv(self.csv, [row._asdict() for row in self.rows], COLUMNS)
         seeds = sorted({int(row.seed) for row in self.rows})
         facts = provenance(self.backend, "transformers", seeds[0] if seeds else self.first)
+        if not self.added:
+            facts |= {name: self.facts[name] for name in facts if name in self.facts}
         facts |= {"figure": self.ablation.name, "title": self.ablation.title, "seeds": seeds, "steps": self.steps}
         facts |= {"device": "cpu, one thread a run", "base": dict(self.ablation.base)}
         facts["variants"] = {variant.name: vars(variant) for variant in self.ablation.variants}
@@ -154,8 +158,9 @@ class Plan:
 
     def took(self, seconds: float) -> None:
         """So much more time on the clock, by all figures that were run together."""
-        self.facts["wall_seconds"] = round(self.facts.get("wall_seconds", 0) + seconds, 1)
-        self.write()
+        if self.added:
+            self.facts["wall_seconds"] = round(self.facts.get("wall_seconds", 0) + seconds, 1)
+            self.write()
 
     def report(self) -> None:
         """Draw, and say of each claim whether it holds."""
