@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from mini_rome import cli
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation import ablation_claims as claims
 from mini_rome.evaluation import figures
 from mini_rome.evaluation.ablation import Cube, Panel, Variant, band, cube, interval
-from mini_rome.evaluation.ablation_draw import caption, compare, curves, effect_rows
+from mini_rome.evaluation.ablation_draw import caption, compare, curves, decorate, effect_rows
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
 from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row, read_rows
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
@@ -175,6 +176,13 @@ def saved(folder: Path, name: str, rows: list[Row]) -> tuple[Path, Path, Path]:
     write_csv(folder / f"{name}.csv", [row._asdict() for row in rows], COLUMNS)
     write_json(folder / f"{name}.json", facts)
     return figures.locate(folder / f"{name}.csv")
+
+
+def test_steps_and_episodes_are_told_in_whole_numbers() -> None:
+    axes = Figure().subplots()
+    axes.plot([0, 5], [0, 1])
+    decorate(axes, Panel("train_success", "train success"), "")
+    assert [tick for tick in axes.get_xticks() if tick % 1] == [] and len(axes.get_xticks()) > 2
 
 
 @pytest.mark.parametrize(
