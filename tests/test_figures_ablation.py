@@ -180,7 +180,7 @@ def saved(folder: Path, name: str, rows: list[Row]) -> tuple[Path, Path, Path]:
 
 def test_steps_and_episodes_are_told_in_whole_numbers() -> None:
     axes = Figure().subplots()
-    axes.plot([0, 5], [0, 1])
+    axes.plot([0, 2], [0, 1])
     decorate(axes, Panel("train_success", "train success"), "")
     assert [tick for tick in axes.get_xticks() if tick % 1] == [] and len(axes.get_xticks()) > 2
 
