@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from mini_rome.proxy_protocol import Asked, Message, Refused
 from mini_rome.sampler.base import Request, SamplingParams
@@ -110,6 +111,7 @@ class Episode:
         self._lock = threading.Lock()
         self._nodes: dict[Key, _Node] = {}
         self._answers: list[tuple[Key, _Node]] = []
+        self._path: list[tuple[Message, Key]] = []  # of the last request: an object that comes again has its key
         self._first = self._begun = len(self.trajectory.turns)
         self._malformed, self._submitted = 0, False  # in a row; by the agent
         after, turns = b"", 0
@@ -168,12 +170,16 @@ class Episode:
 
     def _find(self, messages: Sequence[Message]) -> tuple[_Node | None, Sequence[Message], Key]:
         """(longest recorded prefix, the messages after it, key of all)."""
-        base, known, after = None, 0, b""
-        for number, message in enumerate(messages, start=1):
-            after = key_of([message], after)
-            if message.role == "assistant" and after in self._nodes:
-                base, known = self._nodes[after], number
-        return base, messages[known:], after
+        same = takewhile(lambda pair: pair[0][0] is pair[1], zip(self._path, messages, strict=False))
+        path = [before for before, _ in same]
+        for message in messages[len(path) :]:
+            path.append((message, key_of([message], path[-1][1] if path else b"")))
+        self._path = path
+        for known in range(len(path), 0, -1):
+            message, key = path[known - 1]
+            if message.role == "assistant" and key in self._nodes:
+                return self._nodes[key], messages[known:], path[-1][1]
+        return None, messages, path[-1][1]
 
     def _check_size(self, rest: Sequence[Message]) -> None:
         """Before megabytes are encoded: no token is longer than the vocabulary's longest."""

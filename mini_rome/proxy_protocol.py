@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from mini_rome.trace import Call, Response
@@ -37,6 +38,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 # Numbers that are accepted, as OpenAI bounds them.
 RANGES: Mapping[str, tuple[float, float]] = {"temperature": (0, 2), "top_p": (0, 1)}
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps half a character, which no token has and no answer can hold
+KEPT = 1 << 20  # bytes of a request up to which its messages are kept for the next
 CACHED = 2048  # characters of arguments up to which their canonical form is kept
 
 
@@ -85,7 +87,38 @@ class Asked:
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_request(raw: bytes, model: str) -> Asked:
+class History:
+    """The messages of an agent's last request: what comes again, as most does with every call, is not read again."""
+
+    def __init__(self) -> None:
+        self._read: list[tuple[dict[str, Any] | None, Message]] = []  # None: to be read again
+
+    def read(self, found: Any) -> tuple[Message, ...]:
+        """The messages of a request, the same objects as before where they are unchanged. Raises Refused (400)."""
+        if not isinstance(found, list) or not found:
+            raise Refused(400, "messages must be a list of at least one message", None, "messages")
+        read = [before for before, given in takewhile(_same, zip(self._read, found, strict=False))]
+        for number, given in enumerate(found[len(read) :], start=len(read)):
+            message = read_message(given, f"messages[{number}]")
+            read.append((given if _of_texts(given) else None, message))
+        self._read = read
+        return tuple(message for _, message in read)
+
+
+def _same(pair: tuple[tuple[dict[str, Any] | None, Message], Any]) -> bool:
+    try:
+        return pair[0][0] == pair[1]
+    except RecursionError:
+        return False
+
+
+def _of_texts(message: Mapping[str, Any]) -> bool:
+    """Whether an equal message says the same: names and arguments of other types may differ as 1 and true do."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return all(isinstance(call["name"], str) and isinstance(call.get("arguments"), str) for call in calls)
+
+
+def read_request(raw: bytes, model: str, history: History) -> Asked:
     """The request in these bytes. Raises Refused: 400 for what is wrong or not supported, 404 for another model."""
     try:
         body = json.loads(raw)
@@ -111,8 +144,9 @@ def read_request(raw: bytes, model: str) -> Asked:
         if not low <= body[name] <= high:  # NaN is not
             raise Refused(400, f"{name}={str(body[name])[:40]}: must lie in [{low:g}, {high:g}]", None, name)
     options = body.get("stream_options") or {}
+    messages = (history if len(raw) < KEPT else History()).read(body.get("messages"))
     return Asked(
-        _messages(body.get("messages")), _tools(body.get("tools")), _limit(body), _flag(body, "stream"),
+        messages, _tools(body.get("tools")), _limit(body), _flag(body, "stream"),
         isinstance(options, dict) and bool(options.get("include_usage")), unused, body,
     )  # fmt: skip
 
@@ -145,12 +179,6 @@ def _tools(found: Any) -> dict[str, str]:
         }
     except (TypeError, LookupError, AttributeError):
         raise Refused(400, "tools must be a list of {type: function, function: {name, ...}}", None, "tools") from None
-
-
-def _messages(found: Any) -> tuple[Message, ...]:
-    if not isinstance(found, list) or not found:
-        raise Refused(400, "messages must be a list of at least one message", None, "messages")
-    return tuple(read_message(message, f"messages[{number}]") for number, message in enumerate(found))
 
 
 def read_message(message: Any, where: str = "message") -> Message:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +15,8 @@ from small import chat
 from test_context import TASK, reply
 
 from mini_rome.chunking import pack, pack_episode
-from mini_rome.proxy_episode import Answer, Episode, Rules
-from mini_rome.proxy_protocol import Asked, Message, Refused, read_message, read_request, written
+from mini_rome.proxy_episode import Answer, Episode, Rules, key_of
+from mini_rome.proxy_protocol import KEPT, Asked, History, Message, Refused, read_message, read_request, written
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.trace import IM_END, IM_START
 from mini_rome.types import SafetyEvent, Trajectory
@@ -195,7 +197,7 @@ def test_markers_in_names_arguments_and_tools_of_a_raw_request_stay_text_too() -
             {"role": "assistant", "name": MARKER, "content": MARKER, "tool_calls": [call, call]},
             {"role": "tool", "name": MARKER, "tool_call_id": MARKER, "content": MARKER},
         ],
-    }).encode(), "m")  # fmt: skip
+    }).encode(), "m", History())  # fmt: skip
     ids, special = episode().begin(asked).request.ids, chat().tokenizer.convert_tokens_to_ids
     tokens = (IM_END, IM_START, "<tool_call>", "</tool_call>", "<|endoftext|>")
     counts = [ids.count(special(token)) for token in tokens]
@@ -228,13 +230,68 @@ TOOL = st.fixed_dictionaries({"function": st.fixed_dictionaries(
 def test_any_json_is_answered_or_refused_and_both_can_be_sent(messages: Any, tools: Any, options: Any) -> None:
     raw = json.dumps({"model": "m", "messages": messages, "tools": tools, **options}).encode()
     try:
-        asked = read_request(raw, "m")
+        asked = read_request(raw, "m", History())
         pending = episode().begin(asked)
         text, response = chat().parse(reply("bash ls"), None, asked.tools)
         json.dumps(written(text, response, asked.tools, pending.number), ensure_ascii=False).encode()
     except Refused as refused:
         assert 400 <= refused.status < 500
         json.dumps(refused.body, ensure_ascii=False).encode()
+
+
+# -- a history that comes with every call is read once ---------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(ASSISTANT | JSON | st.just({"role": "user", "content": "x"}), max_size=4), max_size=4))
+def test_a_history_that_was_read_before_reads_as_one_that_was_not(requests: list[list[Any]]) -> None:
+    history, seen, record = History(), [], episode()
+    for messages in requests:
+        seen = [*seen[: len(seen) // 2], *messages]  # as of an agent that forgets, and edits
+        try:
+            fresh = History().read(seen)
+        except Refused as refused:
+            with pytest.raises(Refused, match=re.escape(str(refused))):
+                history.read(seen)
+            continue
+        read = history.read(seen)
+        assert read == fresh and record._find(read)[2] == key_of(fresh)
+
+
+@pytest.mark.parametrize("change", [{"name": True}, {"arguments": {"n": True}}, {"arguments": {"n": 1.0}}])
+def test_arguments_that_only_look_equal_are_read_again(change: dict[str, Any]) -> None:
+    def messages(**function: Any) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "tool_calls": [{"function": {"name": 1, "arguments": {"n": 1}} | function}]}]
+
+    assert messages() == messages(**change)
+    history = History()
+    assert history.read(messages()) != history.read(messages(**change)) == History().read(messages(**change))
+
+
+def test_what_did_not_change_is_the_same_object_up_to_the_first_edit() -> None:
+    history = History()
+    one, two, three = ({"role": "user", "content": text} for text in "abc")
+    first = history.read([one, two, three])
+    again = history.read([dict(one), {**two, "content": "edited"}, dict(three)])
+    assert [new is old for new, old in zip(again, first, strict=True)] == [True, False, False]
+
+
+def test_messages_too_deep_to_compare_are_read_again() -> None:
+    deep: Any = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    history = History()
+    for _ in range(2):
+        assert history.read([{"role": "user", "content": "x", "more": deep}]) == (Message("user", "x"),)
+        deep = [*deep]  # equal, another object
+
+
+def test_a_megabyte_of_messages_is_not_kept_for_the_next_call() -> None:
+    history = History()
+    for size, kept in ((10, True), (KEPT, False)):
+        raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": size * "x"}]}).encode()
+        again = [read_request(raw, "m", history).messages[0] for _ in range(2)]
+        assert (again[0] is again[1]) == kept
 
 
 # -- rules, for an agent that acts out of the environment's sight ----------------------------------------------------
