@@ -91,7 +91,7 @@ class History:
     """The messages of an agent's last request: what comes again, as most does with every call, is not read again."""
 
     def __init__(self) -> None:
-        self._read: list[tuple[dict[str, Any] | None, Message]] = []  # None: to be read again
+        self._read: list[tuple[object, Message]] = []
 
     def read(self, found: Any) -> tuple[Message, ...]:
         """The messages of a request, the same objects as before where they are unchanged. Raises Refused (400)."""
@@ -100,12 +100,12 @@ class History:
         read = [before for before, given in takewhile(_same, zip(self._read, found, strict=False))]
         for number, given in enumerate(found[len(read) :], start=len(read)):
             message = read_message(given, f"messages[{number}]")
-            read.append((given if _of_texts(given) else None, message))
+            read.append((given if _of_texts(given) else object(), message))  # equal to nothing: read again
         self._read = read
         return tuple(message for _, message in read)
 
 
-def _same(pair: tuple[tuple[dict[str, Any] | None, Message], Any]) -> bool:
+def _same(pair: tuple[tuple[object, Message], object]) -> bool:
     try:
         return pair[0][0] == pair[1]
     except RecursionError:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small import chat
 from test_context import TASK, reply
@@ -243,6 +243,7 @@ def test_any_json_is_answered_or_refused_and_both_can_be_sent(messages: Any, too
 
 
 @settings(max_examples=300, deadline=None)
+@example([[{"role": "assistant", "tool_calls": [{"function": {"name": None}}]}], [None]])
 @given(st.lists(st.lists(ASSISTANT | JSON | st.just({"role": "user", "content": "x"}), max_size=4), max_size=4))
 def test_a_history_that_was_read_before_reads_as_one_that_was_not(requests: list[list[Any]]) -> None:
     history, seen, record = History(), [], episode()
