@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation import curve_figure, figures
+from mini_rome.evaluation import canvas, curve_figure, figures
 from mini_rome.evaluation.curve_figure import learning_curve
 from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row
 from mini_rome.runs import write_csv, write_json
@@ -49,6 +50,15 @@ def test_the_picture_depends_on_the_numbers(tmp_path: Path) -> None:
     first = learning_curve(*save(tmp_path, make_rows())).read_bytes()
     changed = [row._replace(value=row.value / 2) if row.metric == "test_success" else row for row in make_rows()]
     assert learning_curve(*save(tmp_path, changed)).read_bytes() != first
+
+
+@pytest.mark.parametrize("inches", [4, 9, 13])
+def test_no_line_of_a_caption_leaves_the_picture(tmp_path: Path, inches: float) -> None:
+    figure = Figure(figsize=(inches, 3))
+    canvas.save(figure, f"{'mean of three seeds, with intervals; ' * 9}\ncommit 0123456789ab", tmp_path / "x.png")
+    [label] = [text for text in figure.texts if "seeds" in text.get_text()]
+    box = label.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width and label.get_text().endswith("\ncommit 0123456789ab")
 
 
 def test_the_caption_says_simulated_seeds_n_and_intervals() -> None:
