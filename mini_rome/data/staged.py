@@ -20,6 +20,7 @@ from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, load_model, weights_hash
+from mini_rome.packed import packed_attention
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
 from mini_rome.report import percent
 from mini_rome.rollout import Rollout
@@ -164,6 +165,7 @@ def fit(
         update = stack.enter_context(display.stage(name, config.max_steps))
         stack.enter_context(stop.armed())
         trainer.add_callback(TrainingProgress(update, _note))
+        stack.enter_context(packed_attention(model, config.packing))
         begun = time.monotonic()
         trainer.train()
     trained(trainer)  # an adapter goes into the weights of `model`
