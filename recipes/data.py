@@ -95,7 +95,7 @@ def main() -> None:
         with records.Appender(folder / "raw.jsonl", chat) as log:
             if log.dropped is not None:
                 display.line(f"raw.jsonl, line {log.dropped}: was truncated, and is made again")
-            with display.stage("trajectories", len(tasks)) as update:
+            with display.stage("trajectories", len(teachers) * len(tasks)) as update:
                 taught = teach(teachers, tasks, chat, pool, log, update)
         display.console.print(yields([explored, *checked, *taught]))
 

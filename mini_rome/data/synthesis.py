@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -226,7 +226,7 @@ class EndpointTeacher:
 
 
 def teach(
-    teachers: Iterable[Teacher],
+    teachers: Sequence[Teacher],
     tasks: Sequence[Task],
     chat: ChatFormat,
     pool: Pool,
@@ -237,7 +237,7 @@ def teach(
 
     A teacher that cannot be asked is counted by kind of failure; MiniRomeError when one never answered.
     """
-    found = []
+    found: list[Yield] = []
     for teacher in teachers:
         if teacher.batch < 1:
             raise ConfigError(f"teacher {teacher.name}: batch {teacher.batch} must be at least 1")
@@ -254,7 +254,7 @@ def teach(
             log.append(written)
             result.out += len(written)
             if progress is not None:
-                progress(result.out, len(tasks))
+                progress(len(found) * len(tasks) + result.out, len(teachers) * len(tasks))
         if todo and not result.out:
             raise MiniRomeError(f"teacher {teacher.name} answered none of {len(todo)} tasks; at last: {last}")
         found.append(result)
