@@ -32,7 +32,6 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from mini_rome.chunking import pack  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
-from mini_rome.cpu import fit_process  # noqa: E402
 from mini_rome.credit import chunk_returns  # noqa: E402
 from mini_rome.data.demonstrations import make_tasks, record_experts  # noqa: E402
 from mini_rome.experts import Expert  # noqa: E402
@@ -226,7 +225,6 @@ def main() -> None:
         print(peak_mb(options.peak))
         return
     memory = {kind: peak_in_a_process(kind) for kind in ("ipa", "grpo")}
-    fit_process(build_model(parts()[0]))  # as every recipe does before it trains
     times = step_times(options.pairs)
     (_, loss), model = loss_seconds(64, 512, 8), forward_backward_seconds(64, 512)
     long, long_backward = loss_seconds(64, 4096, 32)
