@@ -240,6 +240,7 @@ class Episode:
             root = self.trajectory
             root.chains = [chain for chain in root.chains if chain.turns]
             self._nodes.clear()
+            self._path = []
             return root
 
     def _drop_superseded(self) -> None:
