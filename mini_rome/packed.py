@@ -23,6 +23,8 @@ def _attention(
     position_ids: Tensor, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """query, key, value (B, heads, T, d), position_ids (B or 1, T) -> (B, T, heads, d). The mask is not looked at."""
+    if position_ids[:, 0].any() or key.shape[2] != query.shape[2]:
+        raise ValueError("packed attention: rows must begin at position 0, and there is no cache")
     packs = []
     for number, positions in enumerate(position_ids.expand(len(query), -1)):
         starts = (positions == 0).nonzero()[:, 0]
@@ -37,10 +39,19 @@ def _attention(
 AttentionInterface.register(NAME, _attention)
 
 
+def _local(model: PreTrainedModel) -> bool:
+    """Whether some layer sees a window or a part of the row only: that stands in the mask."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    parts = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return kinds != {"full_attention"} or any(part is not None for part in parts)
+
+
 @contextmanager
 def packed_attention(model: PreTrainedModel, packed: bool) -> Iterator[None]:
-    """While open, rows that `model` is given on a CPU may be packed; nothing happens unless `packed`."""
-    if not packed or model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
+    """While open, `model` is trained on packed rows on a CPU. Nothing happens unless `packed`, nor to a model whose
+    attention this is not: on a GPU, of another implementation, or not over the whole row."""
+    if not packed or model.device.type != "cpu" or model.config._attn_implementation != "sdpa" or _local(model):
         yield
         return
     model.set_attn_implementation(NAME)

@@ -37,7 +37,7 @@ from mini_rome.proxy_protocol import Asked, History, Refused, completion, events
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 
-COMPLETIONS, MODELS = ("POST", "/v1/chat/completions"), ("GET", "/v1/models")
+ROUTES = COMPLETIONS, MODELS = ("POST", "/v1/chat/completions"), ("GET", "/v1/models")
 MODEL = "mini-rome"  # the name by which agents ask for the model
 MAX_BODY, BODY_S = 32 << 20, 30.0  # of one request
 MAX_CONNECTIONS = 512  # at once: each holds a descriptor
@@ -125,6 +125,7 @@ class Proxy:
     def close_episode(self, ticket: Ticket) -> Trajectory:
         """The episode's trajectory (its other chains beside it). Calls from now on get 410."""
         trajectory = ticket.episode.close()
+        ticket.history.clear()
         with self._lock:
             if self._tickets.pop(_digest(ticket.token), None) is not None:
                 self._over[_digest(ticket.token)] = None
@@ -137,7 +138,8 @@ class Proxy:
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Two routes: a router that could do more costs a fifth of a call."""
-        answer = self._routes.get((scope["method"], scope["path"]), _elsewhere)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        answer = self._routes.get((method, scope["path"].rstrip("/")), _elsewhere)
         response = await answer(Request(scope, receive))
         await response(scope, receive, send)
 
@@ -226,10 +228,10 @@ async def _body(request: Request, limit: int, keep: bool = True) -> bytes:
 async def _elsewhere(request: Request) -> Response:
     """A path or method that is not served, told as the other refusals are."""
     path = request.scope["path"]
-    served = " and ".join(" ".join(route) for route in (COMPLETIONS, MODELS))
-    told = f"{request.method} {path[:60]} is not served here; {served} are"
-    status = 405 if path in (COMPLETIONS[1], MODELS[1]) else 404
-    return JSONResponse(Refused(status, told).body, status)
+    allowed = [method for method, served in ROUTES if served == path.rstrip("/")]
+    served = " and ".join(" ".join(route) for route in ROUTES)
+    refused = Refused(405 if allowed else 404, f"{request.method} {path[:60]} is not served here; {served} are")
+    return JSONResponse(refused.body, refused.status, {"allow": ", ".join(allowed)} if allowed else None)
 
 
 def _digest(token: str) -> bytes:

@@ -149,7 +149,7 @@ class Episode:
             if self.ended:
                 raise _over()
             self.counts.update(f"unused: {name}" for name in asked.unused)
-            base, rest, key = self._find(asked.messages)
+            base, rest, path = self._find(asked.messages)
             self._check_size(rest)
             rest = _joined(rest)
             pieces = [self._encode(message) for message in rest]
@@ -162,27 +162,30 @@ class Episode:
             limit = min(self.params.max_new_tokens, asked.max_tokens or self.params.max_new_tokens)
             if len(ids) + limit > self.max_context:
                 raise _too_long(f"{len(ids)} tokens and {limit} to sample", self.max_context)
+            self._path = path  # only what fits is kept
+            key = path[-1][1] if path else b""
             number = self._begun
             self._begun += 1
             request = Request(self.trajectory.episode, ids, (*self.key, self.trajectory.episode, number))
             text = "\n".join(message.text for message in rest if message.role != "assistant")
             return Pending(request, replace(self.params, max_new_tokens=limit), key, base, between, text, number)
 
-    def _find(self, messages: Sequence[Message]) -> tuple[_Node | None, Sequence[Message], Key]:
-        """(longest recorded prefix, the messages after it, key of all)."""
+    def _find(self, messages: Sequence[Message]) -> tuple[_Node | None, Sequence[Message], list[tuple[Message, Key]]]:
+        """(longest recorded prefix, the messages after it, each message with the key of all up to it)."""
         same = takewhile(lambda pair: pair[0][0] is pair[1], zip(self._path, messages, strict=False))
         path = [before for before, _ in same]
         for message in messages[len(path) :]:
             path.append((message, key_of([message], path[-1][1] if path else b"")))
-        self._path = path
         for known in range(len(path), 0, -1):
             message, key = path[known - 1]
             if message.role == "assistant" and key in self._nodes:
-                return self._nodes[key], messages[known:], path[-1][1]
-        return None, messages, path[-1][1]
+                return self._nodes[key], messages[known:], path
+        return None, messages, path
 
     def _check_size(self, rest: Sequence[Message]) -> None:
-        """Before megabytes are encoded: no token is longer than the vocabulary's longest."""
+        """Before megabytes are encoded: no token is longer than the vocabulary's longest, no message without one."""
+        if len(rest) > self.max_context:
+            raise _too_long(f"{len(rest)} messages", self.max_context)
         characters = sum(len(message.text) + sum(map(len, message.bodies)) for message in rest)
         if characters > self.max_context * self.chat.longest_token:
             raise _too_long(f"{characters} characters", self.max_context)

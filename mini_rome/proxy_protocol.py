@@ -38,7 +38,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 # Numbers that are accepted, as OpenAI bounds them.
 RANGES: Mapping[str, tuple[float, float]] = {"temperature": (0, 2), "top_p": (0, 1)}
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps half a character, which no token has and no answer can hold
-KEPT = 1 << 20  # bytes of a request up to which its messages are kept for the next
+KEPT = 1 << 18  # bytes of a request up to which its messages are kept for the next: parsed, twenty times as many
 CACHED = 2048  # characters of arguments up to which their canonical form is kept
 
 
@@ -92,6 +92,9 @@ class History:
 
     def __init__(self) -> None:
         self._read: list[tuple[object, Message]] = []
+
+    def clear(self) -> None:
+        self._read = []
 
     def read(self, found: Any) -> tuple[Message, ...]:
         """The messages of a request, the same objects as before where they are unchanged. Raises Refused (400)."""

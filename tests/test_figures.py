@@ -52,13 +52,15 @@ def test_the_picture_depends_on_the_numbers(tmp_path: Path) -> None:
     assert learning_curve(*save(tmp_path, changed)).read_bytes() != first
 
 
+@pytest.mark.parametrize("words", ["mean of three seeds, with intervals; ", "WILSON 95 %, COMMIT 0123456789AB; "])
 @pytest.mark.parametrize("inches", [4, 9, 13])
-def test_no_line_of_a_caption_leaves_the_picture(tmp_path: Path, inches: float) -> None:
+def test_no_line_of_a_caption_leaves_the_picture(tmp_path: Path, inches: float, words: str) -> None:
     figure = Figure(figsize=(inches, 3))
-    canvas.save(figure, f"{'mean of three seeds, with intervals; ' * 9}\ncommit 0123456789ab", tmp_path / "x.png")
-    [label] = [text for text in figure.texts if "seeds" in text.get_text()]
+    canvas.save(figure, f"{words * 9}\ncommit 0123456789ab", tmp_path / "x.png")
+    [label] = [text for text in figure.texts if "commit" in text.get_text()]
     box = label.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.width and label.get_text().endswith("\ncommit 0123456789ab")
+    assert box.width > 0.7 * figure.bbox.width  # and none is broken without need
 
 
 def test_the_caption_says_simulated_seeds_n_and_intervals() -> None:

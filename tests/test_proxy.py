@@ -213,6 +213,29 @@ def test_a_path_or_method_that_is_not_served_is_told_as_json(proxy: Proxy) -> No
         assert (found, "not served here" in body["error"]["message"]) == (status, True)
 
 
+@pytest.mark.parametrize(("method", "path", "status", "allowed"), [
+    ("GET", "/v1/models", 200, None), ("HEAD", "/v1/models", 200, None), ("GET", "/v1/models/", 200, None),
+    ("PUT", "/v1/models", 405, "GET"), ("GET", "/v1/chat/completions", 405, "POST"), ("GET", "/v1", 404, None),
+    ("OPTIONS", "/v1/chat/completions/", 405, "POST"), ("GET", "/" + 5000 * "x", 404, None),
+])  # fmt: skip
+def test_methods_and_paths(proxy: Proxy, method: str, path: str, status: int, allowed: str | None) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    connection.request(method, path, headers={"Authorization": f"Bearer {ticket(proxy).token}"})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    assert (answer.status, answer.getheader("allow"), len(body) < 400) == (status, allowed, True)
+
+
+def test_a_history_is_the_episodes_own_and_goes_with_it(proxy: Proxy) -> None:
+    one, other = ticket(proxy), ticket(proxy)
+    found, _ = raw(proxy, json.dumps({"model": "mini-rome", "messages": [{"role": "user", "content": "x"}]}).encode(),
+                   one.token)  # fmt: skip
+    assert (found, len(one.history._read), len(other.history._read)) == (200, 1, 0)
+    proxy.close_episode(one)
+    assert not one.history._read
+
+
 # -- connections that never mean to ask anything -------------------------------------------------------------------
 
 

@@ -256,7 +256,8 @@ def test_a_history_that_was_read_before_reads_as_one_that_was_not(requests: list
                 history.read(seen)
             continue
         read = history.read(seen)
-        assert read == fresh and record._find(read)[2] == key_of(fresh)
+        record._path = record._find(read)[2]
+        assert read == fresh and record._path[-1][1] == key_of(fresh)
 
 
 @pytest.mark.parametrize("change", [{"name": True}, {"arguments": {"n": True}}, {"arguments": {"n": 1.0}}])
@@ -293,6 +294,18 @@ def test_a_megabyte_of_messages_is_not_kept_for_the_next_call() -> None:
         raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": size * "x"}]}).encode()
         again = [read_request(raw, "m", history).messages[0] for _ in range(2)]
         assert (again[0] is again[1]) == kept
+
+
+def test_a_request_that_is_refused_or_whose_episode_ended_leaves_nothing_behind() -> None:
+    record = episode(max_context=200)
+    ask(record, [USER], reply("bash ls"))
+    kept = record._path
+    for refused in ([USER, Message("user", 300 * "plum ")], 300 * [Message("user", "")]):
+        with pytest.raises(Refused, match="more than the maximum context length"):
+            record.begin(Asked(tuple(refused), TOOLS))
+    assert record._path is kept and len(kept) == 1
+    record.close()
+    assert not record._path
 
 
 # -- rules, for an agent that acts out of the environment's sight ----------------------------------------------------

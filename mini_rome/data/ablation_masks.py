@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from mini_rome.evaluation.canvas import save
 from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
 from mini_rome.masks import MaskPolicy
-from mini_rome.runs import replacing
 
 
 class Variant(NamedTuple):
@@ -112,7 +112,4 @@ def draw_masks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) 
         axes.set_xlabel(label, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].invert_yaxis()
-    figure.supxlabel(caption, fontsize=6, color="0.35")
-    with replacing(png) as spare:
-        figure.savefig(spare, format="png", metadata={"Software": None})
-    return Path(png)
+    return save(figure, caption, png)

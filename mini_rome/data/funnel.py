@@ -13,7 +13,8 @@ from rich.table import Table
 
 from mini_rome.data.filters import Stage
 from mini_rome.errors import RecordError
-from mini_rome.runs import replacing, write_csv, write_json
+from mini_rome.evaluation.canvas import save
+from mini_rome.runs import write_csv, write_json
 
 # What the paper reports; it gives no counts for single stages.
 PAPER = {
@@ -89,7 +90,4 @@ def draw_funnel(table: Path, summary: Path, png: Path) -> Path:
     axes.spines[["top", "right"]].set_visible(False)
     paper = "; ".join(f"{name}: {value}" for name, value in facts["paper"].items())
     caption = f"backend {facts['backend']}, seed {facts['seed']}, commit {facts['commit']}\npaper: {paper}"
-    figure.supxlabel(caption, fontsize=6, color="0.35")
-    with replacing(png) as spare:
-        figure.savefig(spare, format="png", metadata={"Software": None})
-    return png
+    return save(figure, caption, png)

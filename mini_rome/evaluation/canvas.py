@@ -6,23 +6,26 @@ import textwrap
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 
 from mini_rome.runs import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-
-
 FONT = 7  # points, of captions
 
 
-def wrapped(text: str, inches: float) -> str:
-    """Each line broken where it would leave a figure of this width: letters are half as wide as high, on average.
+def wrapped(text: str, inches: float, points: float = FONT) -> str:
+    """Each line broken where it would leave a figure of this width.
 
-    >>> wrapped("one seed; simulated", 0.5)
+    >>> wrapped("one seed; simulated", 0.6)
     'one seed;\\nsimulated'
     """
-    letters = int(72 * inches / (0.55 * FONT))
-    return "\n".join(textwrap.fill(line, letters) for line in text.splitlines())
+
+    def broken(line: str) -> str:
+        wide = TextPath((0, 0), line, size=points).get_extents().width / 72 if line.strip() else 0.0
+        return line if wide <= 0.98 * inches else textwrap.fill(line, max(8, int(0.93 * inches / wide * len(line))))
+
+    return "\n".join(broken(line) for line in text.splitlines())
 
 
 def save(figure: Figure, text: str, png: str | Path) -> Path:

@@ -15,8 +15,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mini_rome.errors import MiniRomeError
+from mini_rome.evaluation.canvas import save
 from mini_rome.evaluation.rows import read_table
-from mini_rome.runs import replacing
 
 TABLES = Path(__file__).resolve().parents[2] / "recipes" / "results" / "paper_tables.csv"
 COLUMNS = ("group", "benchmark", "model", "score", "source")
@@ -122,7 +122,4 @@ def performance_against_parameters(png: str | Path, ours: Ours | None = None) ->
     legend = {text: handle for handle, text in drawn}
     figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=3, fontsize=7, frameon=False)
     source = "grey: arXiv:2512.24873, the models whose size it gives, on its own benchmarks"
-    figure.supxlabel(source + ("; orange: ours, on our mini tasks" if ours else ""), fontsize=7, color="0.35")
-    with replacing(png) as spare:
-        figure.savefig(spare, format="png", metadata={"Software": None})
-    return Path(png)
+    return save(figure, source + ("; orange: ours, on our mini tasks" if ours else ""), png)
