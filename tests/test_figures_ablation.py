@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from mini_rome import cli
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation import ablation_claims as claims
 from mini_rome.evaluation import figures
-from mini_rome.evaluation.ablation import Cube, Panel, Variant, band, cube, interval
+from mini_rome.evaluation.ablation import Cube, Panel, Variant, band, cube, interval, lengths
 from mini_rome.evaluation.ablation_draw import caption, compare, curves, decorate, effect_rows
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
 from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row, read_rows
@@ -267,8 +268,15 @@ COMMITTED = sorted(
 def test_committed_verdicts_follow_from_the_committed_rows_and_stand_in_the_readme(path: Path) -> None:
     facts, rows = json.loads(path.read_text()), read_rows(path.with_suffix(".csv"))
     readme = (path.parents[1] / "README.md").read_text()
-    found = [(claim.text, claim.test(rows)) for claim in ABLATIONS[facts["figure"]].claims]
-    assert facts["claims"] == [{"claim": t, "verdict": f.verdict, "numbers": f.numbers} for t, f in found]
+    run = {variant for variant, _ in lengths(rows)}
+    found = []
+    for claim in ABLATIONS[facts["figure"]].claims:
+        try:
+            found.append((claim.text, claim.test(rows)))
+        except MiniRomeError as error:  # an arm that was not run yet: no claim is told about it
+            [missing] = re.findall("no row of variant '(.*)' has", str(error))
+            assert missing not in run
+    assert found and facts["claims"] == [{"claim": t, "verdict": f.verdict, "numbers": f.numbers} for t, f in found]
     for text, finding in found:
         line = f"| {path.stem} | {text} | {finding.verdict} | {finding.numbers} |"
         assert line in readme, f"recipes/README.md lacks: {line}"
