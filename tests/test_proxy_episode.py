@@ -288,7 +288,7 @@ def test_messages_too_deep_to_compare_are_read_again() -> None:
         deep = [*deep]  # equal, another object
 
 
-def test_a_megabyte_of_messages_is_not_kept_for_the_next_call() -> None:
+def test_the_messages_of_a_long_request_are_not_kept_for_the_next_call() -> None:
     history = History()
     for size, kept in ((10, True), (KEPT, False)):
         raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": size * "x"}]}).encode()
