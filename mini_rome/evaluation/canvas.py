@@ -14,7 +14,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 FONT = 7  # points, of captions
 
 
-def wrapped(text: str, inches: float, points: float = FONT) -> str:
+def wrapped(text: str, inches: float) -> str:
     """Each line broken where it would leave a figure of this width.
 
     >>> wrapped("one seed; simulated", 0.6)
@@ -22,7 +22,7 @@ def wrapped(text: str, inches: float, points: float = FONT) -> str:
     """
 
     def broken(line: str) -> str:
-        wide = TextPath((0, 0), line, size=points).get_extents().width / 72 if line.strip() else 0.0
+        wide = TextPath((0, 0), line, size=FONT).get_extents().width / 72 if line.strip() else 0.0
         return line if wide <= 0.98 * inches else textwrap.fill(line, max(8, int(0.93 * inches / wide * len(line))))
 
     return "\n".join(broken(line) for line in text.splitlines())
