@@ -312,6 +312,43 @@ def test_bf16_log_probs_are_subtracted_in_float32() -> None:
     assert metrics["mismatch_max"][0].item() == metrics["staleness_max"][0].item() == 1 - 2**-10
 
 
+def test_log_probs_of_the_sampler_may_be_of_another_precision() -> None:
+    logps, old, mu, ids, rewards = one_row([0, 0, -1, 1], log_ratio=-0.5, mismatch=0.25).tensors()
+    single = logps.detach().float().requires_grad_()
+    output = ipa_loss(single, old, mu, ids, -torch.ones(1, 4), rewards, mismatch_threshold=2.0, aggregation="sum")
+    output.loss.backward()
+    expected = math.exp(-0.5) * torch.tensor([[1.0, 1.0, 0.0, 1.0]])
+    torch.testing.assert_close(single.grad, expected)
+    assert output.metrics["mismatch_max"][0].item() == 0.25
+    assert output.metrics["staleness_mean"].tolist() == [1.5, 3.0]
+
+
+def test_a_mark_below_minus_one_is_refused() -> None:
+    ids, values = torch.tensor([[0, -1], [-100, 0]]), -torch.ones(2, 2)
+    for loss in (
+        lambda: ipa_loss(values, values, values, ids, values, torch.ones(2)),
+        lambda: imitation_loss(values, ids, values),
+        lambda: calibrate(values, values, ids, "chunk"),
+    ):
+        with pytest.raises(ValueError, match="chunk_ids has -100: a token outside chunks is marked -1"):
+            loss()
+
+
+def test_a_chunk_is_one_wherever_its_tokens_lie() -> None:
+    """Split by observations, and at the end of a row before a row that begins with a chunk of the same number."""
+    apart = one_row([0, -1, 0, 1, -1, 1], log_ratio=[-0.2, 9.0, -0.4, -1.0, 9.0, -2.0])
+    _, grad = run(apart, gamma=1.0, aggregation="sum")
+    first, second = math.exp(-0.3), math.exp(-1.5)
+    expected = torch.tensor([[first, 0, first, second, 0, second]], dtype=torch.float64)
+    torch.testing.assert_close(grad, expected)
+    ids = np.array([[-1, 0], [0, 0]])
+    old = np.full((2, 2), -2.0)
+    rows = oracle.Batch(logps=old + [[0, -1.0], [-2.0, -3.0]], old=old, mu=old, chunk_ids=ids, rewards=-np.ones(2))
+    _, grad = run(rows, gamma=1.0, aggregation="sum")
+    expected = torch.tensor([[0, math.exp(-1)], [math.exp(-2.5)] * 2], dtype=torch.float64)
+    torch.testing.assert_close(grad, expected)
+
+
 def test_gradcheck_where_no_stop_gradient_is_involved() -> None:
     torch.manual_seed(0)
     ids = torch.tensor([[0, 0, -1, 1, 2], [-1, 0, 0, -1, 1]])
