@@ -61,7 +61,7 @@ class AblationArguments:
     chunks: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Horizons K of SFT."})
     long_chunks: list[int] = field(default_factory=lambda: [6], metadata={"help": "Horizons K of the longer tasks."})
     count: int = field(default=500, metadata={"help": "Instances; each teacher writes one trajectory on each."})
-    steps: int = field(default=120, metadata={"help": "Optimiser steps of the base run."})
+    steps: int = field(default=240, metadata={"help": "Optimiser steps of the base run."})
     batch: int = field(default=32, metadata={"help": "Trajectories per step."})
     sft_rate: float = field(default=2e-3, metadata={"help": "Learning rate; a quarter of it in stage 2."})
     eval_tasks: int = field(default=200, metadata={"help": "Held-out tasks of each measurement."})
