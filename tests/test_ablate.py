@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from mini_rome.evaluation.ablation import Ablation
 from mini_rome.evaluation.ablation_figures import ABLATIONS, BASELINES
 from mini_rome.evaluation.ablation_plan import Plan, choose_seeds
 from mini_rome.evaluation.ablation_pool import run_plans
-from mini_rome.evaluation.ablation_run import Job, build, make_sft, run_job
+from mini_rome.evaluation.ablation_run import SFT, Job, build, make_sft, run_job
 from mini_rome.evaluation.ablation_trainers import (
     GiGPOBaseline,
     GiGPOConfig,
@@ -189,6 +191,29 @@ def test_finished_runs_are_skipped_and_the_rest_is_added(cache: Path, tmp_path: 
         assert name in facts, name
     assert set(facts["runs"]) == {"naive/0", "rollback/0"} and facts["sft"]["0"]["short"] is not None
     assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_runs_from_two_models_after_sft_are_told_apart(cache: Path, tmp_path: Path, monkeypatch) -> None:
+    """The model made anew, as after the cache was lost: another code may give other weights."""
+    own, out = tmp_path / "cache", tmp_path / "fig12.csv"
+    run_plans([plan_of(cache, out, monkeypatch)], 1)
+    shutil.copytree(cache, own)
+    first = plan_of(own, tmp_path / "again.csv", monkeypatch, variants=["naive"])
+    run_plans([first], 1)
+    (model,) = {job.model / SFT for job in jobs("fig12", own)}
+    facts = json.loads(model.read_text())
+    assert facts["weights"] == hashlib.sha256((model.parent / "model.safetensors").read_bytes()).hexdigest()[:12]
+    model.write_text(json.dumps(facts | {"weights": "another"}))
+    run_plans([plan_of(own, first.csv, monkeypatch)], 1)
+    found = json.loads(first.csv.with_suffix(".json").read_text())
+    assert {name: run["sft"] for name, run in found["runs"].items()} == {
+        "naive/0": facts["weights"],
+        "rollback/0": "another",
+    }
+    assert {name: model["weights"] for name, model in found["sft"].items()} == {
+        "0": facts["weights"],
+        "0, another": "another",
+    }
 
 
 def assert_nothing_changes_where_nothing_runs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,10 @@ def test_the_caption_says_backend_seeds_n_intervals_and_what_is_shared() -> None
     text = caption(ABLATIONS["fig12"], table_of("fig12", seeds=10), facts)
     for part in ("(sim)", "100-109 (10)", "n = 16", "95 %", "anew for each seed", "commit abc"):
         assert part in text
-    assert "one model after SFT" in caption(ABLATIONS["fig13"], table_of("fig13"), facts | {"backend": "docker"})
+    shared = facts | {"backend": "docker", "runs": {"naive/0": {"sft": "ab"}, "naive/1": {"sft": "ab"}}}
+    assert "one model after SFT for all seeds" in caption(ABLATIONS["fig13"], table_of("fig13"), shared)
+    shared["runs"]["naive/1"] = {}  # before the weights were told
+    assert "2 models after SFT, see the JSON" in caption(ABLATIONS["fig13"], table_of("fig13"), shared)
 
 
 # A rerun

@@ -152,7 +152,9 @@ def caption(ablation: Ablation, rows: Sequence[Row], facts: Mapping[str, Any]) -
     seeds = sorted({int(row.seed) for row in rows})
     span = f"{seeds[0]}-{seeds[-1]} ({len(seeds)})" if len(seeds) > 3 else ", ".join(map(str, seeds))
     counts = ", ".join(f"n = {n} episodes ({metric})" for metric, n in facts["n"].items() if n)
-    shared = "one model after SFT for all seeds" if ablation.once else "SFT anew for each seed"
+    models = len({run.get("sft") for run in facts.get("runs", {}).values()})  # rows of two sittings may have two
+    one = "one model after SFT for all seeds" if models < 2 else f"{models} models after SFT, see the JSON"
+    shared = one if ablation.once else "SFT anew for each seed"
     return (
         f"{backend}; sampler {facts['sampler']}; seeds {span}, {shared}; success: {counts} a seed, point and task\n"
         f"thin: seeds; thick: interquartile mean with 95 % stratified bootstrap; commit {facts['commit']}"

@@ -151,6 +151,7 @@ def make_sft(job: Job) -> None:
                 arm.evaluate(name, arm.tasks("test", chunks), chunks)
             arm.save_model("sft")
         facts = {"seed": job.sft_seed, "seconds": round(time.monotonic() - began, 1), "commit": commit()}
+        facts["weights"] = hashlib.sha256((arm.folder / "sft" / "model.safetensors").read_bytes()).hexdigest()[:12]
         write_json(arm.folder / "sft" / SFT, facts | {"success": arm.success, "options": _sft_options(job.options)})
         (arm.folder / "sft").rename(job.model)
 
