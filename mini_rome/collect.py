@@ -84,6 +84,10 @@ class CollectingTrainer(GRPOTrainer):
                 f"--async_ratio {self.args.async_ratio}: DeepSpeed changes the weights inside the backward pass, "
                 f"before pi_old can be scored. Use FSDP2, or --pi_old_source sampler."
             )
+        if self.is_fsdp_enabled and self.rollout.sampler.name == "transformers":
+            raise ConfigError(
+                "--sampler transformers: FSDP shares out the weights that it would sample with; use vllm-server"
+            )
         self.rollout.turn = self.device.sampling
         try:
             return super().train(*args, **kwargs)

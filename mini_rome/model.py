@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -141,10 +141,11 @@ def load_model(path: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFa
     return model, tokenizer
 
 
-def weights_hash(model: PreTrainedModel) -> str:
+def weights_hash(model: PreTrainedModel | Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over names, types, shapes and bytes of all weights: equal exactly when two models are, bit for bit."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    weights = model if isinstance(model, Mapping) else model.state_dict()
+    for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

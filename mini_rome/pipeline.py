@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from peft import PeftModel
 from transformers import PreTrainedModel, set_seed
 
 from mini_rome.arguments import RunArguments
@@ -59,6 +58,7 @@ from mini_rome.safety.golden import golden, soundly_judged
 from mini_rome.safety.report import save_report
 from mini_rome.sampler import make as make_sampler
 from mini_rome.sampler.base import Sampler
+from mini_rome.sampler.weights import base_model, host_weights
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sandbox.safety import EventLog
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer, micro_batches, trained
@@ -196,13 +196,15 @@ class Run:
         return BoxedRollout
 
     def save_model(self, name: str) -> None:
-        """Write the model and its tokenizer into the run's folder."""
+        """Write the model, an adapter merged, and its tokenizer into the run's folder."""
+        weights = host_weights(self.model, self.ranks.is_main_process)
         if self.ranks.is_main_process:
+            model = base_model(self.model)
+            weights = {key: weight.to(model.dtype) for key, weight in weights.items()}
             with writing(self.folder / name):
-                model = self.model.merge_and_unload() if isinstance(self.model, PeftModel) else self.model
-                model.save_pretrained(self.folder / name)
+                model.save_pretrained(self.folder / name, state_dict=weights)
                 self.tokenizer.save_pretrained(self.folder / name)
-            self.weights[name] = weights_hash(model)
+            self.weights[name] = weights_hash(weights)
             self.display.line(f"weights ({name}): sha256 {self.weights[name]}")
         self.save_state()
         self.ranks.wait_for_everyone()

@@ -15,6 +15,7 @@ from trl import SFTConfig, SFTTrainer
 from mini_rome.collator import to_sft_rows
 from mini_rome.errors import ConfigError
 from mini_rome.masks import MaskPolicy
+from mini_rome.sampler.weights import is_shared_out
 from mini_rome.types import Trajectory
 
 MICRO_BATCH = 8
@@ -102,6 +103,9 @@ def rows_trainer(
 
 
 def trained(trainer: SFTTrainer) -> PreTrainedModel:
-    """The model after training; an adapter is merged into its weights, which are float32, so nothing drifts."""
+    """The model after training; an adapter is merged into its weights, which are float32, so nothing drifts.
+
+    Where FSDP shares out the weights the adapter stays, and is merged when they are gathered: for a sampler, to save.
+    """
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return model.merge_and_unload() if isinstance(model, PeftModel) else model
+    return model.merge_and_unload() if isinstance(model, PeftModel) and not is_shared_out(model) else model

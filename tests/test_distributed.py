@@ -6,11 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from distributed_worker import recorded
+
+from mini_rome.errors import ConfigError
+from mini_rome.model import load_model, weights_hash
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 pytestmark = [pytest.mark.timeout(700), pytest.mark.long]
@@ -63,6 +68,32 @@ def test_ranks_whose_episodes_end_at_other_turns_do_not_deadlock_and_agree_on_th
     assert list(position.values()) == [0]  # half of the rollouts won at p = 2 and 1: moved by results of both ranks
     assert 0.4 < first["logs"][0]["success"] < 0.6
     assert len(first["logs"]) == 3
+
+
+def test_weights_that_fsdp_shares_out_are_gathered_for_the_sampler_and_for_the_checkpoint(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    worker = WORKER.with_name("sharded_worker.py")
+    done = subprocess.run([*command, worker, tmp_path], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert first.keys() == second.keys() == {"none", "attention", "experts"}
+    for name in first:
+        for rank in (first[name], second[name]):
+            for fact in ("shared", "same parameters", "before", "after", "moved", "scores", "trained"):
+                assert rank[fact], (name, fact)
+        assert first[name]["kept"] and not second[name]["kept"]  # one copy on the host, not one a rank
+        assert first[name]["told"][:2] == ["/pause?mode=wait", "/collective_rpc"] and second[name]["told"] == []
+        saved, _ = load_model(tmp_path / name / "run" / "model")
+        assert weights_hash(saved) == first[name]["saved"] and second[name]["saved"] is None
+
+
+def test_the_trainers_own_weights_do_not_sample_where_fsdp_shares_them_out(tmp_path, monkeypatch):
+    rollout = tiny.Recorded(tiny.mixed_batch())
+    rollout.sampler = SimpleNamespace(name="transformers")
+    trainer = tiny.trainer(str(tmp_path), rollout)
+    monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
+    with pytest.raises(ConfigError, match="--sampler transformers: FSDP shares out the weights"):
+        trainer.train()
 
 
 @pytest.mark.slow

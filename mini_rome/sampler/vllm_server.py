@@ -35,7 +35,7 @@ from mini_rome.errors import ConfigError, SamplerError
 from mini_rome.sampler import parity
 from mini_rome.sampler.base import Completion, Request, Sampler, SamplingParams
 from mini_rome.sampler.vllm import BLOCK, ENVIRONMENT, batched_tokens, check_request, installed_version, seed
-from mini_rome.sampler.weights import base_model, merged_weights, split_experts
+from mini_rome.sampler.weights import base_model, host_weights, split_experts
 
 CONNECTIONS = 64  # requests under way at once, from one rank
 TRIES = 3
@@ -121,9 +121,10 @@ class VLLMServerSampler(Sampler):
         ) from problem
 
     def sync(self, model: PreTrainedModel | PeftModel, version: int) -> None:
-        """Write the weights, have them loaded, and compare. ParityError: they did not arrive."""
+        """Write the weights, have them loaded, and compare; on all ranks. ParityError: they did not arrive."""
+        weights = host_weights(model, self._ranks.is_main_process)
         if self._ranks.is_main_process:
-            checkpoint = self._write(model, version)
+            checkpoint = self._write(weights, version)
             self._post("/pause?mode=wait")
             self._post("/collective_rpc", {"method": "reload_folder", "args": [str(checkpoint)]})
             self._post("/reset_prefix_cache")
@@ -134,15 +135,14 @@ class VLLMServerSampler(Sampler):
         self.version = version
         self._check(model)
 
-    def _write(self, model: PreTrainedModel | PeftModel, version: int) -> Path:
+    def _write(self, weights: dict[str, torch.Tensor], version: int) -> Path:
         folder = self._folder / f"version-{version}"
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {
-            part: matrix.cpu().clone(memory_format=torch.contiguous_format)
-            for name, weight in merged_weights(model)
-            for part, matrix in split_experts(name, weight)
-        }
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        matrices = {}
+        while weights:  # each once: two copies of a large model need not fit
+            for part, matrix in split_experts(*weights.popitem()):
+                matrices[part] = matrix.clone(memory_format=torch.contiguous_format)
+        save_file(matrices, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
 
     def _check(self, model: PreTrainedModel | PeftModel) -> None:

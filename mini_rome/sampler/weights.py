@@ -2,16 +2,22 @@
 
 A LoRA adapter is added into a float32 copy each time and the trained model is never touched: merging in place and
 taking the adapter out again leaves a rounding error that grows with every sync (1 % of a bfloat16 weight after 200).
+
+Weights that FSDP2 has shared out are gathered one at a time; every rank must take part, to the last one.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from peft import PeftModel, PeftType
 from peft.tuners.lora import LoraLayer, ParamWrapper
+from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mini_rome.errors import ConfigError
@@ -24,22 +30,46 @@ def base_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
+def is_shared_out(model: nn.Module) -> bool:
+    """Whether FSDP2 has shared out the weights over ranks."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, gathered where it is shared out."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def merged_weights(model: PreTrainedModel | PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) of every weight as transformers keeps it, adapters merged; detached, shared where not merged.
 
     ConfigError: a kind of adapter that is not LoRA, which would be left out without a word.
     """
-    deltas = adapter_deltas(model) if isinstance(model, PeftModel) else {}
+    adapters = adapters_of(model) if isinstance(model, PeftModel) else {}
     for name, tensor in model.state_dict().items():  # and not named_parameters(), which leaves out tied weights
         if ".lora_" in name:
             continue
         plain = plain_name(name)
-        weight = tensor.detach()
-        if plain in deltas:
-            weight = weight.float() + deltas.pop(plain)
+        weight = whole(tensor.detach())
+        for module, adapter in adapters.pop(plain, ()):
+            weight = weight.float() + delta(module, adapter)
         yield plain, weight
-    if deltas:
-        raise ConfigError(f"adapters of {', '.join(deltas)} belong to no weight of the model")
+    if adapters:
+        raise ConfigError(f"adapters of {', '.join(adapters)} belong to no weight of the model")
+
+
+def host_weights(model: PreTrainedModel | PeftModel, kept: bool) -> dict[str, torch.Tensor]:
+    """`merged_weights` in the host's memory; {} on a rank that does not keep them.
+
+    kept: whether this rank does. Where the weights are shared out all ranks must call it.
+    """
+    if not kept and not is_shared_out(model):
+        return {}
+    found = {}
+    for name, weight in merged_weights(model):
+        if kept:
+            found[name] = weight.cpu()
+    return found
 
 
 def checkpoint_names(config: PretrainedConfig) -> set[str]:
@@ -76,23 +106,38 @@ def split_experts(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.
             yield f"{found['prefix']}.{expert}.{part}.weight", rows
 
 
-def adapter_deltas(model: PeftModel) -> dict[str, torch.Tensor]:
-    """What the active LoRA adapters add to each weight, by plain name, in float32."""
+def adapters_of(model: PeftModel) -> dict[str, list[tuple[LoraLayer, str]]]:
+    """The active LoRA adapters of each weight, by its plain name: (module, name of the adapter)."""
     if any(config.peft_type != PeftType.LORA for config in model.peft_config.values()):
         raise ConfigError("the sampler can merge LoRA adapters only; sample with --sampler transformers")
-    deltas: dict[str, torch.Tensor] = {}
+    found: dict[str, list[tuple[LoraLayer, str]]] = defaultdict(list)
     for name, module in model.named_modules():
         if not isinstance(module, LoraLayer) or module.disable_adapters:
             continue
         weight = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
         for adapter in module.active_adapters:
             if adapter in module.lora_A:
-                key = plain_name(f"{name}.{weight}")
-                deltas[key] = deltas.get(key, 0) + delta(module, adapter)
-    return deltas
+                found[plain_name(f"{name}.{weight}")].append((module, adapter))
+    return dict(found)
 
 
 @torch.no_grad()
 def delta(module: LoraLayer, adapter: str) -> torch.Tensor:
     """scaling * B @ A in float32, whatever the adapter's precision."""
-    return module.get_delta_weight(adapter).float()
+    with _whole_factors(module, adapter):
+        return module.get_delta_weight(adapter).float()
+
+
+@contextmanager
+def _whole_factors(module: LoraLayer, adapter: str) -> Iterator[None]:
+    """A and B gathered where they are shared out, and as they were afterwards: the optimiser holds on to them."""
+    layers = [module.lora_A[adapter], module.lora_B[adapter]]
+    shares = [layer.weight for layer in layers]
+    for layer, share in zip(layers, shares, strict=True):
+        if isinstance(share, DTensor):
+            layer.weight = nn.Parameter(whole(share.detach()), requires_grad=False)
+    try:
+        yield
+    finally:
+        for layer, share in zip(layers, shares, strict=True):
+            layer.weight = share
