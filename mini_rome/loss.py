@@ -80,8 +80,8 @@ class _Chunks:
         self.run_slot, self.length = torch.unique_consecutive(self.slot.flatten(), return_counts=True)
         self.size = self._table(self.length.to(dtype))  # |c|
         self.size[:, 0] = 0
-        ids = ids.to(torch.int64 if dtype == torch.float64 else torch.int32)
-        self.bits = ids.bitwise_right_shift_(8 * ids.element_size() - 1).bitwise_not_()  # all or none set
+        ids = ids.clamp_(max=0).bitwise_not_()  # -1 in chunks, which has all bits set, and 0 outside
+        self.bits = ids.to(torch.int64 if dtype == torch.float64 else torch.int32)
         if scorable is not None:
             self.size[~scorable] = 0
             self.bits *= scorable[:, None]
@@ -99,7 +99,7 @@ class _Chunks:
 
     def mean(self, values: Tensor) -> Tensor:
         """(B, T) -> (B, K + 1), whatever stands outside."""
-        total = self._table(torch.segment_reduce(values.flatten(), "sum", lengths=self.length, unsafe=True))
+        total = self._table(torch.segment_reduce(values.flatten(), "sum", lengths=self.length))
         return torch.where(self.present, total / self.size.clamp(min=1), 0.0)
 
     def unit_mean(self, values: Tensor, chunk_mean: Tensor, level: Level) -> Tensor:

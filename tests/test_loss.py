@@ -332,6 +332,32 @@ def test_a_mark_below_minus_one_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="chunk_ids has -100: a token outside chunks is marked -1"):
             loss()
+    with pytest.raises(ValueError, match="chunk_ids has -2"):
+        imitation_loss(values, torch.tensor([[0, -2], [-1, 0]]), values)
+
+
+def test_ids_of_32_bits_are_read_and_left_as_they_are() -> None:
+    ids, values = torch.tensor([[0, -1, 1, 2]], dtype=torch.int32), torch.tensor([[-1.0, -2.0, -3.0, -4.0]])
+    wide = imitation_loss(values, ids.long(), torch.ones(1, 4))
+    assert imitation_loss(values, ids, torch.ones(1, 4)) == wide == 8 / 3
+    assert ids.tolist() == [[0, -1, 1, 2]]
+
+
+def test_returns_may_be_of_another_precision_than_the_imitated_log_probs() -> None:
+    ids, gain = torch.tensor([[0, -1, 1]]), torch.tensor([[0.5, 7.0, 0.1]], dtype=torch.float64)
+    logps = torch.tensor([[-1.0, math.nan, -2.0]], requires_grad=True)
+    loss = imitation_loss(logps, ids, gain, aggregation="sum")
+    loss.backward()
+    assert loss.item() == pytest.approx(0.7) and loss.dtype == torch.float32
+    assert torch.equal(logps.grad, -torch.tensor([[0.5, 0.0, 0.1]]))  # to the last bit
+    assert gain.tolist() == [[0.5, 7.0, 0.1]]
+
+
+def test_calibration_is_in_float64_whatever_it_is_given() -> None:
+    ids, old = torch.tensor([[0, 1, 1]]), torch.tensor([[-1.0, -1.0, -1.0]])
+    mu = old - torch.tensor([[0.125, 0.25, 0.5]])
+    assert calibrate(old, mu, ids, "sequence")["max"] == pytest.approx(math.exp(0.875 / 3), rel=1e-12)
+    assert calibrate(old, mu, ids, "chunk")["max"] == pytest.approx(math.exp(0.375), rel=1e-12)
 
 
 def test_a_chunk_is_one_wherever_its_tokens_lie() -> None:
