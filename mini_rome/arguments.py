@@ -9,7 +9,7 @@ import torch
 from mini_rome.call_formats import FORMATS
 from mini_rome.context import ContextConfig
 from mini_rome.errors import ConfigError
-from mini_rome.sampler import SAMPLERS
+from mini_rome.sampler import REMOTE, SAMPLERS
 
 
 @dataclass
@@ -21,7 +21,7 @@ class RunArguments:
         default="transformers", metadata={"help": f"Who generates tokens: {', '.join(SAMPLERS)}."}
     )
     sampler_url: str | None = field(
-        default=None, metadata={"help": "Address of the server of --sampler vllm-server, e.g. http://127.0.0.1:8000."}
+        default=None, metadata={"help": "Address of the server of a remote sampler, e.g. http://127.0.0.1:8000."}
     )
     sampler_dtype: str | None = field(
         default=None, metadata={"help": "Precision of the sampler's copy, e.g. bfloat16; default: the trainer's own."}
@@ -105,7 +105,7 @@ class RunArguments:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must lie in [0, 1)")
         if self.sampler not in SAMPLERS:
             raise ConfigError(f"--sampler {self.sampler}: choose from {', '.join(SAMPLERS)}")
-        if (self.sampler == "vllm-server") != (self.sampler_url is not None):
+        if (self.sampler in REMOTE) != (self.sampler_url is not None):
             raise ConfigError(f"--sampler {self.sampler} --sampler_url {self.sampler_url}: the one needs the other")
         if self.agent not in ("builtin", "native"):
             raise ConfigError(f"--agent {self.agent}: choose builtin or native")

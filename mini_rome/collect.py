@@ -86,7 +86,7 @@ class CollectingTrainer(GRPOTrainer):
             )
         if self.is_fsdp_enabled and self.rollout.sampler.name == "transformers":
             raise ConfigError(
-                "--sampler transformers: FSDP shares out the weights that it would sample with; use vllm-server"
+                "--sampler transformers: FSDP shares out the weights that it would sample with; use vllm-adapters"
             )
         self.rollout.turn = self.device.sampling
         try:

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from mini_rome.pipeline import Run
 from mini_rome.sampler import parity
 from mini_rome.sampler.vllm_server import VLLMServerSampler
-from mini_rome.sampler.weights import base_model, host_weights, is_shared_out, merged_weights
+from mini_rome.sampler.weights import adapter_weights, base_model, host_weights, is_shared_out, merged_weights
 from mini_rome.sft import trained
 
 TARGETS = {
@@ -116,6 +116,7 @@ def main(folder: str) -> None:
             "moved": not equal(before, copied(model), 1e-4),
             "scores": torch.allclose(sampler.scored, parity.score(one, IDS), atol=1e-5),
             "kept": set(host_weights(model, state.is_main_process)) == set(whole_before),
+            "sent": targets is None or equal(adapter_weights(model, True), adapter_weights(one, True), 1e-6),
             "told": sampler.told,
             "trained": trained(ended(model)) is model and not isinstance(trained(ended(one)), PeftModel),
             "saved": save(model, Path(folder) / name, state),

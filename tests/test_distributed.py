@@ -79,7 +79,7 @@ def test_weights_that_fsdp_shares_out_are_gathered_for_the_sampler_and_for_the_c
     assert first.keys() == second.keys() == {"none", "attention", "experts"}
     for name in first:
         for rank in (first[name], second[name]):
-            for fact in ("shared", "same parameters", "before", "after", "moved", "scores", "trained"):
+            for fact in ("shared", "same parameters", "before", "after", "moved", "scores", "sent", "trained"):
                 assert rank[fact], (name, fact)
         assert first[name]["kept"] and not second[name]["kept"]  # one copy on the host, not one a rank
         assert first[name]["told"][:2] == ["/pause?mode=wait", "/collective_rpc"] and second[name]["told"] == []

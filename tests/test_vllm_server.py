@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from served import served
 from test_sampler import SPLIT, TOGETHER, TRAINING, full_forward, play
 from test_vllm import STOP, network
 
 from mini_rome.errors import ConfigError, ParityError, SamplerError
 from mini_rome.sampler import vllm_server
 from mini_rome.sampler.base import Completion, Request
-from mini_rome.sampler.vllm_server import VLLMServerSampler, server_command, server_environment
+from mini_rome.sampler.vllm_server import VLLMServerSampler
 
 
 def test_an_address_is_needed() -> None:
@@ -41,42 +36,9 @@ def test_the_start_command_in_the_docstring_is_the_module_itself() -> None:
     assert found and found[1] == vllm_server.__name__
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of the tiny network on a free port, with its log shown when it does not start."""
-    folder = tmp_path_factory.mktemp("served")
-    network().save_pretrained(folder)
-    port, log = free_port(), folder / "server.log"
-    root = str(Path(vllm_server.__file__).parents[2])
-    environment = os.environ | server_environment() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    command = [*server_command(str(folder), port, max_model_len=512), "--kv-cache-memory-bytes", str(2**28),
-               "--enforce-eager"]  # fmt: skip
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        for _ in range(300):
-            if process.poll() is not None or healthy(port):
-                break
-            time.sleep(0.5)
-        assert healthy(port), log.read_text()[-3000:]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return answer.status == 200
-    except (OSError, urllib.error.URLError):
-        return False
+    yield from served(network(), tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture

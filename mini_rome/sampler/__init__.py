@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 from mini_rome.errors import ConfigError
 from mini_rome.sampler.base import Sampler
 
-SAMPLERS = ("transformers", "vllm", "vllm-server")
+SAMPLERS = ("transformers", "vllm", "vllm-server", "vllm-adapters")
+REMOTE = ("vllm-server", "vllm-adapters")  # those that need the address of a server
 
 
 def make(
@@ -23,7 +24,7 @@ def make(
 ) -> Sampler:
     """A sampler that holds the weights of this model. dtype: of its copy of them, None for the model's own.
 
-    url: of the server, for vllm-server. running: the sampler so far, whose engine is used again if the model fits.
+    url: of a REMOTE one's server. running: the sampler so far, whose engine is used again if the model fits.
     sleeps: the sampler shares a GPU with the trainer and is put to sleep while that computes.
     """
     if name not in SAMPLERS:
@@ -36,6 +37,10 @@ def make(
         from mini_rome.sampler.vllm_server import VLLMServerSampler
 
         return VLLMServerSampler(model, stop_id, dtype, url=url)
+    if name == "vllm-adapters":
+        from mini_rome.sampler.vllm_adapters import VLLMAdapterSampler
+
+        return VLLMAdapterSampler(model, stop_id, dtype, url=url)
     from mini_rome.sampler.vllm import VLLMSampler
 
     if isinstance(running, VLLMSampler):

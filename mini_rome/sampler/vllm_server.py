@@ -41,6 +41,8 @@ CONNECTIONS = 64  # requests under way at once, from one rank
 TRIES = 3
 TIMEOUT_S = 300.0
 WORKER = "mini_rome.sampler.vllm_model.ReloadWorker"
+ADAPTER_WORKER = "mini_rome.sampler.vllm_adapter_worker.AdapterWorker"
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")  # what a server of adapters takes them on
 
 
 class VLLMServerSampler(Sampler):
@@ -63,7 +65,7 @@ class VLLMServerSampler(Sampler):
         dtype: the precision that the server was started with, for the tolerance of the probe.
         """
         if not url:
-            raise ConfigError("--sampler vllm-server: --sampler_url is needed, e.g. http://127.0.0.1:8000")
+            raise ConfigError(f"--sampler {self.name}: --sampler_url is needed, e.g. http://127.0.0.1:8000")
         self.url, self.stop_id, self.dtype = url.rstrip("/"), stop_id, dtype or model.dtype
         self.max_model_len, self.vocab_size = max_model_len, base_model(model).config.vocab_size
         self.stale = 0  # completions whose weights were not those of the last sync
@@ -90,15 +92,19 @@ class VLLMServerSampler(Sampler):
             "top_k": params.top_k, "min_p": 0.0, "repetition_penalty": 1.0, "seed": seed(request.key), "logprobs": 0,
             "stop_token_ids": [self.stop_id], "ignore_eos": True, "detokenize": False,
         }  # fmt: skip
-        choice = self._generate(request.ids, sampling)["choices"][0]
+        answer = self._generate(request.ids, sampling)
+        choice = answer["choices"][0]
         scores = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-        versions = {span["version"] for span in choice["weight_versions"]}
+        return Completion(choice["token_ids"], scores, self._version_of(answer))
+
+    def _version_of(self, answer: dict[str, Any]) -> int:
+        versions = {span["version"] for span in answer["choices"][0]["weight_versions"]}
         if len(versions) != 1 or not min(versions).isdigit():
             raise SamplerError(f"{self.url}: a response of the weights {sorted(versions)}: another run reloads them")
-        return Completion(choice["token_ids"], scores, int(min(versions)))
+        return int(min(versions))
 
-    def _generate(self, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        return self._post("/inference/v1/generate", {"token_ids": ids, "sampling_params": sampling})
+    def _generate(self, ids: list[int], sampling: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return self._post("/inference/v1/generate", {"token_ids": ids, "sampling_params": sampling, **more})
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON answer. Tried again where no answer came: nothing that is asked here does harm when done twice."""
@@ -107,8 +113,8 @@ class VLLMServerSampler(Sampler):
             request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
             try:
                 with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                    text = answer.read()
-                return json.loads(text) if text else None
+                    text, kind = answer.read(), answer.headers.get_content_type()
+                return json.loads(text) if text and kind == "application/json" else None
             except urllib.error.HTTPError as error:
                 detail = error.read().decode(errors="replace")[:300]
                 raise SamplerError(f"{self.url}{path}: {error.code} {detail}") from error
@@ -159,34 +165,46 @@ class VLLMServerSampler(Sampler):
         """Nothing to do: the server's prefix cache evicts by itself."""
 
 
-def server_command(folder: str, port: int, dtype: str = "float32", max_model_len: int = 4096) -> list[str]:
-    """The command that starts a server for a saved model. `vllm serve` is not there in the CPU build."""
-    return [
+def server_command(
+    folder: str, port: int, dtype: str = "float32", max_model_len: int = 4096, adapters: int | None = None
+) -> list[str]:
+    """The command that starts a server for a saved model. `vllm serve` is not there in the CPU build.
+
+    adapters: the rank of the LoRA adapters that it is to take, for `vllm-adapters`; not both that and reloads.
+    """
+    command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1",
         "--port", str(port), "--dtype", dtype, "--max-model-len", str(max_model_len), "--block-size", str(BLOCK),
         "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched_tokens(max_model_len)),
         "--tokens-only", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
-        "--worker-extension-cls", WORKER,
+        "--worker-extension-cls", ADAPTER_WORKER if adapters else WORKER,
     ]  # fmt: skip
+    if adapters:
+        # Two: the responses of the version before may be under way.
+        command += ["--enable-lora", "--max-lora-rank", str(adapters), "--max-loras", "2", "--max-cpu-loras", "2"]
+        command += ["--lora-target-modules", *ADAPTED]
+    return command
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Start a vLLM server that --sampler vllm-server can use.")
+    text = "Start a vLLM server that --sampler vllm-server or vllm-adapters can use."
+    parser = argparse.ArgumentParser(description=text)
     parser.add_argument("folder", help="a saved model")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--max_model_len", type=int, default=4096)
+    parser.add_argument("--adapters", type=int, metavar="RANK", help="take LoRA adapters, for vllm-adapters")
     options, rest = parser.parse_known_args()  # the rest is vLLM's: --tensor-parallel-size 2
     installed_version()
-    command = server_command(options.folder, options.port, options.dtype, options.max_model_len) + rest
-    os.execve(command[0], command, os.environ | server_environment())
+    command = server_command(options.folder, options.port, options.dtype, options.max_model_len, options.adapters)
+    os.execve(command[0], command + rest, os.environ | server_environment())
 
 
 def server_environment() -> dict[str, str]:
     """What the server needs in its environment: the endpoints for updates are there in developer mode only."""
     return {name: value for name, value in ENVIRONMENT.items() if "MULTIPROCESSING" not in name} | {
-        "VLLM_SERVER_DEV_MODE": "1"
-    }
+        "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from peft import PeftModel, PeftType
+from peft import PeftModel, PeftType, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -69,6 +69,18 @@ def host_weights(model: PreTrainedModel | PeftModel, kept: bool) -> dict[str, to
     for name, weight in merged_weights(model):
         if kept:
             found[name] = weight.cpu()
+    return found
+
+
+def adapter_weights(model: PeftModel, kept: bool) -> dict[str, torch.Tensor]:
+    """The active LoRA adapter under the names of PEFT's files, in the host's memory; `kept` as in `host_weights`."""
+    if not kept and not is_shared_out(model):
+        return {}
+    found = {}
+    for name, tensor in get_peft_model_state_dict(model, adapter_name=model.active_adapter).items():
+        weight = whole(tensor.detach())
+        if kept:
+            found[name] = weight.cpu().contiguous()
     return found
 
 
