@@ -40,7 +40,7 @@ from mini_rome.native import NativeRollout
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, loss_note, quiet, success_note
 from mini_rome.report import family_table, percent, processes_line, success_table
 from mini_rome.rollout import Rollout
-from mini_rome.run_options import check_fit, check_same_options, live_lines, options_of
+from mini_rome.run_options import check_fit, check_same_options, live_lines, options_of, shared_out
 from mini_rome.runs import (
     CURVE_CSV,
     CURVE_PNG,
@@ -214,6 +214,11 @@ class Run:
     def sft(self, peft_config: Any = None) -> None:
         """Masked SFT on short tasks, mistakes and recoveries in the trajectories; an adapter is merged at the end."""
         a = self.arguments
+        if a.sampler == "vllm-adapters" and (peft_config is None or not shared_out()):
+            raise ConfigError(
+                "--sampler vllm-adapters: SFT changes the model's own weights (without FSDP it merges its adapter), "
+                "which this server is never sent; use vllm-server"
+            )
         tasks = make_tasks(a.families, a.sft_chunks, a.sft_tasks, "train", self.args.seed)
         with self.display.stage("expert trajectories", len(tasks)) as update:
             trajectories = expert_trajectories(
@@ -252,6 +257,8 @@ class Run:
 
     def train_ipa(self, variant: str, experts: list[Expert], peft_config: Any, **changes: Any) -> None:
         """IPA from the present model; `changes` are options of this arm."""
+        if self.arguments.sampler == "vllm-adapters" and peft_config is None:
+            raise ConfigError("--sampler vllm-adapters: only an adapter is sent: add --use_peft, or use vllm-server")
         folder = self.folder / variant
         args = dataclasses.replace(self.args, output_dir=str(folder), **self._derived(), **changes)
         stop = StopAfterStep(self.display)

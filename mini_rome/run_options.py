@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,19 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
         )
     if arguments.model is not None:
         checkpoint(arguments.model)
+    if shared_out() and arguments.sampler == "transformers":
+        raise ConfigError(
+            "--sampler transformers: FSDP shares out the weights that it would sample with; use vllm-adapters"
+        )
+
+
+def shared_out() -> bool:
+    """Whether accelerate will share out the weights, by FSDP2. ConfigError: by FSDP1, whose shares are not gathered."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
+        return False
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError("FSDP of version 1: set fsdp_version: 2 in accelerate's configuration")
+    return True
 
 
 def options_of(arguments: RunArguments, args: IPAConfig) -> dict[str, Any]:

@@ -49,12 +49,12 @@ def build(targets: dict[str, list[str]] | None) -> nn.Module:
     return model
 
 
-def shared_out(model: nn.Module, ranks: int) -> nn.Module:
-    """A copy of it under FSDP2, wrapped as accelerate does: each decoder layer, then the rest."""
+def shared_out(model: nn.Module, ranks: int, reshard: bool) -> nn.Module:
+    """A copy of it under FSDP2: each decoder layer, then the rest. reshard: give shares back after a forward."""
     model, mesh = copy.deepcopy(model), init_device_mesh("cpu", (ranks,))
     for layer in base_model(model).model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
 
 def step(model: nn.Module) -> None:
@@ -66,18 +66,21 @@ def step(model: nn.Module) -> None:
     optimiser.zero_grad()
 
 
-class Silent(VLLMServerSampler):
-    """A server that is told and never answers; keeps what it was told and the names in the checkpoint."""
+class Server(VLLMServerSampler):
+    """Asks a server that holds `served`, and notes what it is told."""
 
-    def __init__(self, folder: str) -> None:
-        self.url, self.dtype, self.told, self.gap = "http://nowhere", torch.float32, [], None
-        self._folder, self._ranks = Path(folder), PartialState()
+    def __init__(self, folder: str, served: nn.Module) -> None:
+        self.url, self.dtype, self.vocab_size = "http://nowhere", torch.float32, 12
+        self._folder, self._ranks, self._probe = Path(folder), PartialState(), [None]
+        self.told, self.gap, self.served = [], None, served
 
     def _post(self, path: str, body: dict | None = None) -> None:
         self.told.append(path)
 
-    def _check(self, model: nn.Module) -> None:
-        self.scored = parity.score(model, IDS)  # a forward, of all ranks together
+    def _generate(self, ids: list[int], sampling: dict[str, Any], **more: Any) -> dict[str, Any]:
+        scores = parity.score(self.served, ids).tolist()
+        entries = [{str(token): {"logprob": score}} for token, score in zip(ids[1:], scores, strict=True)]
+        return {"prompt_logprobs": [None, *entries]}
 
 
 def ended(model: nn.Module) -> Any:
@@ -101,20 +104,21 @@ def main(folder: str) -> None:
     found: dict[str, dict[str, object]] = {}
     for name, targets in TARGETS.items():
         one = build(targets)
-        model = shared_out(one, state.num_processes)
+        model = shared_out(one, state.num_processes, reshard=name != "attention")
         shares = {key: parameter for key, parameter in model.named_parameters()}
         before, whole_before = copied(model), copied(one)
         kept = {key: parameter is shares[key] for key, parameter in model.named_parameters()}
         step(model), step(one)
-        sampler = Silent(f"{folder}/{name}")
-        sampler.sync(model, version=1)
+        sampler = Server(f"{folder}/{name}", one)
+        for version in (1, 2):  # the second after a forward, that of the probe
+            sampler.sync(model, version)
         found[name] = {
             "shared": is_shared_out(model) and not is_shared_out(one),
             "same parameters": all(kept.values()),
             "before": equal(before, whole_before, 0.0),
             "after": equal(copied(model), copied(one), 1e-6),
             "moved": not equal(before, copied(model), 1e-4),
-            "scores": torch.allclose(sampler.scored, parity.score(one, IDS), atol=1e-5),
+            "compared": (sampler.gap is not None) == state.is_main_process,
             "kept": set(host_weights(model, state.is_main_process)) == set(whole_before),
             "sent": targets is None or equal(adapter_weights(model, True), adapter_weights(one, True), 1e-6),
             "told": sampler.told,

@@ -200,20 +200,25 @@ def test_runs_from_two_models_after_sft_are_told_apart(cache: Path, tmp_path: Pa
     shutil.copytree(cache, own)
     first = plan_of(own, tmp_path / "again.csv", monkeypatch, variants=["naive"])
     run_plans([first], 1)
-    (model,) = {job.model / SFT for job in jobs("fig12", own)}
+    naive, rollback = sorted(jobs("fig12", own), key=lambda job: job.variant.name)
+    model = naive.model / SFT
+    assert model == rollback.model / SFT
     facts = json.loads(model.read_text())
     assert facts["weights"] == hashlib.sha256((model.parent / "model.safetensors").read_bytes()).hexdigest()[:12]
     model.write_text(json.dumps(facts | {"weights": "another"}))
+    rollback.result.unlink()  # run again; that of naive was made from the first model, whatever is there now
     run_plans([plan_of(own, first.csv, monkeypatch)], 1)
     found = json.loads(first.csv.with_suffix(".json").read_text())
-    assert {name: run["sft"] for name, run in found["runs"].items()} == {
-        "naive/0": facts["weights"],
-        "rollback/0": "another",
-    }
+    told_apart = {"naive/0": facts["weights"], "rollback/0": "another"}
+    assert {name: run["sft"] for name, run in found["runs"].items()} == told_apart
     assert {name: model["weights"] for name, model in found["sft"].items()} == {
         "0": facts["weights"],
         "0, another": "another",
     }
+    later = plan_of(own, tmp_path / "later.csv", monkeypatch)
+    run_plans([later], 1)
+    found = json.loads(later.csv.with_suffix(".json").read_text())
+    assert {name: run["sft"] for name, run in found["runs"].items()} == told_apart
 
 
 def assert_nothing_changes_where_nothing_runs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.errors import ConfigError, ImageMissing
+from mini_rome.families import FAMILIES
 from mini_rome.options import OptionsParser, guarded
 from mini_rome.run_options import check_same_options, options_of
 from mini_rome.sandbox import Pool
@@ -143,6 +145,14 @@ def test_a_bad_configuration_file_is_an_error(
     assert code == 2
     check_message(told, named)
     assert [path.name for path in folder.iterdir()] == ["my.yaml"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_is_yaml_with_options_in_it(path: Path) -> None:
+    options = yaml.safe_load(path.read_text())
+    assert options and all(isinstance(name, str) and name.isidentifier() for name in options), options
+    families = options.get("families", [])
+    assert isinstance(families, list) and set(families) <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("recipe", [IPA, SFT], ids=["ipa", "sft"])

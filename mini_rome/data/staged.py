@@ -24,6 +24,7 @@ from mini_rome.packed import packed_attention
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
 from mini_rome.report import percent
 from mini_rome.rollout import Rollout
+from mini_rome.run_options import shared_out
 from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
@@ -66,6 +67,8 @@ def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig,
     """Run the stage; returns its folder, with `sft/` (the model, an adapter merged) and summary.json."""
     if stage.stage == 2 and arguments.model is None:
         raise ConfigError("--stage 2: needs --model, the model of stage 1, to find what it still gets wrong")
+    if shared_out():
+        raise ConfigError(f"--data {stage.data}: a stage samples with the weights that FSDP would share out")
     assert stage.data is not None
     chat, data = open_dataset(stage.data)
     model = start_model(arguments.model, chat, args.seed)

@@ -131,15 +131,15 @@ class Plan:
         found = json.loads(job.result.read_text())
         self.added = True
         self.rows += [Row(job.variant.name, *row[1:]) for row in found["rows"]]
+        runs = self.facts.setdefault("runs", {})
+        run = {"seconds": found["seconds"], "commit": found["commit"], "sft": found.get("sft")}
+        runs[f"{job.variant.name}/{job.seed}"] = run
         model = json.loads((job.model / SFT).read_text())
         rates = {name: success["rate"] for name, success in model["success"].items()}
         about = {**rates, "seconds": model["seconds"], "weights": model.get("weights")}
         models, seed = self.facts.setdefault("sft", {}), str(job.sft_seed)
         if models.setdefault(seed, about).get("weights") != about["weights"]:  # made anew, by other code
             models[f"{seed}, {about['weights']}"] = about
-        runs = self.facts.setdefault("runs", {})
-        run = {"seconds": found["seconds"], "commit": found["commit"], "sft": about["weights"]}
-        runs[f"{job.variant.name}/{job.seed}"] = run
         self.write()
         return True
 

@@ -169,7 +169,9 @@ def run_job(job: Job, note: Note = lambda steps: None) -> None:
         with arm:
             rows = arm.rows_of_variant(peft)
     seconds = round(time.monotonic() - began, 1)
-    write_json(job.result, {"rows": [list(row) for row in rows], "seconds": seconds, "commit": commit()})
+    weights = json.loads((job.model / SFT).read_text()).get("weights")
+    facts = {"seconds": seconds, "commit": commit(), "sft": weights}
+    write_json(job.result, {"rows": [list(row) for row in rows], **facts})
 
 
 class Arm(Run):

@@ -35,7 +35,7 @@ class VLLMAdapterSampler(VLLMServerSampler):
         """As VLLMServerSampler. ParityError: the server holds another base model."""
         names = [uuid.uuid4().hex[:8]]
         broadcast_object_list(names)  # of this run, so that two runs do not take one adapter for the other's
-        self._run, self._adapter = names[0], ""
+        self._run, self._adapter, self._sent = names[0], "", 0
         super().__init__(*args, **options)
 
     def sync(self, model: PreTrainedModel | PeftModel, version: int) -> None:
@@ -62,7 +62,9 @@ class VLLMAdapterSampler(VLLMServerSampler):
                 f"--sampler {self.name}: adapters on {', '.join(sorted(others))} are not sent, only those on "
                 f"{', '.join(ADAPTED)}; use vllm-server"
             )
-        weights, name = adapter_weights(model, self._ranks.is_main_process), f"{self._run}-{version}"
+        self._sent += 1  # a version can be synced again, and a name holds one adapter for good
+        name = f"{self._run}-{version}-{self._sent}"
+        weights = adapter_weights(model, self._ranks.is_main_process)
         if self._ranks.is_main_process:
             self._load(name, self._written(model, weights, name))
         self._ranks.wait_for_everyone()

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -35,7 +36,7 @@ from mini_rome.errors import ConfigError, SamplerError
 from mini_rome.sampler import parity
 from mini_rome.sampler.base import Completion, Request, Sampler, SamplingParams
 from mini_rome.sampler.vllm import BLOCK, ENVIRONMENT, batched_tokens, check_request, installed_version, seed
-from mini_rome.sampler.weights import base_model, host_weights, split_experts
+from mini_rome.sampler.weights import base_model, host_weights, is_shared_out, split_experts
 
 CONNECTIONS = 64  # requests under way at once, from one rank
 TRIES = 3
@@ -70,7 +71,7 @@ class VLLMServerSampler(Sampler):
         self.max_model_len, self.vocab_size = max_model_len, base_model(model).config.vocab_size
         self.stale = 0  # completions whose weights were not those of the last sync
         self._folder = Path(folder or tempfile.mkdtemp(prefix="mini-rome-weights-"))
-        self._probe: parity.Probe | None = None
+        self._probe: list[Any] = [None]  # its ids, once they are drawn
         self._ranks = PartialState()
         self.sync(model, version=0)
 
@@ -152,14 +153,25 @@ class VLLMServerSampler(Sampler):
         return folder
 
     def _check(self, model: PreTrainedModel | PeftModel) -> None:
-        if self._probe is None:
-            self._probe = parity.make_probe(model, self.vocab_size)
-        ids = self._probe.ids
-        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        scores = self._generate(ids, sampling)["prompt_logprobs"]
-        scores = [entry[str(token)]["logprob"] for entry, token in zip(scores[1:], ids[1:], strict=True)]
-        self.gap = parity.compare(scores, parity.score(model, ids))
-        parity.check(self.gap, self.dtype, self.version)
+        """Compare, on the main rank, whose weights were sent; the others take part where a forward needs them.
+
+        Before FSDP shares the weights out, the others may hold zeros: they are loaded by one rank and sent to all.
+        """
+        main, together = self._ranks.is_main_process, is_shared_out(model)
+        if together:
+            broadcast_object_list(self._probe)
+        if not main and not together:
+            return
+        if self._probe[0] is None:
+            self._probe = [parity.make_probe(model, self.vocab_size).ids]
+        ids = self._probe[0]
+        own = parity.score(model, ids)
+        if main:
+            sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+            scores = self._generate(ids, sampling)["prompt_logprobs"]
+            scores = [entry[str(token)]["logprob"] for entry, token in zip(scores[1:], ids[1:], strict=True)]
+            self.gap = parity.compare(scores, own)
+            parity.check(self.gap, self.dtype, self.version)
 
     def forget(self, episodes: Collection[int] | None = None) -> None:
         """Nothing to do: the server's prefix cache evicts by itself."""

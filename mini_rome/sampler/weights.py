@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel, PeftType, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -32,7 +33,8 @@ def base_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
 def is_shared_out(model: nn.Module) -> bool:
     """Whether FSDP2 has shared out the weights over ranks."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    # By its modules: parameters that stay gathered after a forward do not look shared out.
+    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
