@@ -30,7 +30,7 @@ RESERVED = 0.1  # of each GPU
 
 @dataclass
 class NodeArguments:
-    """The machine that a configuration is meant for. Read by --dry-run only: accelerate and the server set it up."""
+    """The machine that a configuration is meant for: accelerate and the server set it up, --dry-run reads it."""
 
     dry_run: bool = field(default=False, metadata={"help": "Check options, model and memory, then end."})
     gpu_memory: float = field(default=80.0, metadata={"help": "GB (1e9 bytes) of each GPU, for --dry-run."})
@@ -38,7 +38,7 @@ class NodeArguments:
     trainer_gpus: int = field(default=8, metadata={"help": "GPUs that train, one process each."})
     sharded: bool = field(default=False, metadata={"help": "FSDP2: the trainer's weights are shared out over them."})
     sampler_gpus: int = field(default=0, metadata={"help": "GPUs of the vLLM server; 0: vLLM is in every trainer."})
-    context_length: int = field(default=4096, metadata={"help": "Tokens of the longest episode."})
+    context_length: int = field(default=4096, metadata={"help": "Tokens of the longest episode, vLLM's limit."})
     concurrent: int = field(default=16, metadata={"help": "Episodes that one engine has open at once."})
 
     def __post_init__(self) -> None:

@@ -72,8 +72,11 @@ STATE = "state.json"  # numbers of the stages done so far, for --resume
 class Run:
     """One run: a context manager whose methods are the stages."""
 
-    def __init__(self, arguments: RunArguments, args: IPAConfig, kind: str = "ipa") -> None:
-        self.arguments, self.args, self.kind = arguments, args, kind
+    def __init__(
+        self, arguments: RunArguments, args: IPAConfig, kind: str = "ipa", context_length: int = 4096
+    ) -> None:
+        """context_length: tokens of the longest episode that a vLLM sampler has room for."""
+        self.arguments, self.args, self.kind, self.context_length = arguments, args, kind, context_length
         self.ranks = PartialState(cpu=args.use_cpu)
         self.display = Display(self.ranks.is_main_process)
         self.begun = time.monotonic()
@@ -171,8 +174,9 @@ class Run:
         dtype = getattr(torch, self.arguments.sampler_dtype) if self.arguments.sampler_dtype else None
         name, url = self.arguments.sampler, self.arguments.sampler_url
         self.sampler = make_sampler(
-            name, model, self.chat.stop_id, dtype, url=url, running=self._running, sleeps=self.args.multiplex
-        )
+            name, model, self.chat.stop_id, dtype, url=url, running=self._running, sleeps=self.args.multiplex,
+            max_model_len=self.context_length,
+        )  # fmt: skip
         self._running = self.sampler
         self.rollout = self._rollout_kind()(
             self.chat, self.sampler, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns,

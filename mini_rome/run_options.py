@@ -43,7 +43,7 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
 
 
 def shared_out() -> bool:
-    """Whether accelerate will share out the weights, by FSDP2. ConfigError: by FSDP1, whose shares are not gathered."""
+    """Whether accelerate will share out the weights (FSDP2). ConfigError: by FSDP1, whose shares are not gathered."""
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
         return False
     if os.environ.get("FSDP_VERSION", "1") != "2":

@@ -43,7 +43,7 @@ def main() -> None:
     if node.dry_run:
         dry_run(args, node, arguments.train_tasks, lora_config(model_args))
         return
-    with Run(arguments, args) as run:
+    with Run(arguments, args, context_length=node.context_length) as run:
         # Data: short tasks to imitate, long ones to learn by trial, others to test on. No instance is shared.
         short_test, long_test = run.tasks("test", arguments.sft_chunks), run.tasks("test", arguments.chunks)
         run.build_model()

@@ -46,7 +46,7 @@ def main() -> None:
     if stage.data is not None:
         train_stage(arguments, stage, args, lora)
         return
-    with Run(arguments, args, kind="sft") as run:
+    with Run(arguments, args, kind="sft", context_length=node.context_length) as run:
         short_test, long_test = run.tasks("test", arguments.sft_chunks), run.tasks("test", arguments.chunks)
         run.build_model()
         run.evaluate("untrained", short_test, arguments.sft_chunks)

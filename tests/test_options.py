@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mini_rome import pipeline
 from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.errors import ConfigError, ImageMissing
@@ -145,6 +146,24 @@ def test_a_bad_configuration_file_is_an_error(
     assert code == 2
     check_message(told, named)
     assert [path.name for path in folder.iterdir()] == ["my.yaml"]
+
+
+def test_the_context_length_is_the_limit_of_the_sampler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+
+    class Asked(Exception):
+        pass
+
+    def make(*words: object, **options: object) -> None:
+        given.update(options)
+        raise Asked
+
+    monkeypatch.setattr(pipeline, "make_sampler", make)
+    words = ["--sandbox", "sim", "--context_length", "8192"]
+    monkeypatch.setattr(sys, "argv", [str(IPA), *words])
+    with pytest.raises(Asked):
+        runpy.run_path(str(IPA), run_name="__main__")
+    assert given["max_model_len"] == 8192
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.name)

@@ -21,11 +21,13 @@ def make(
     url: str | None = None,
     running: Sampler | None = None,
     sleeps: bool = False,
+    max_model_len: int = 4096,
 ) -> Sampler:
     """A sampler that holds the weights of this model. dtype: of its copy of them, None for the model's own.
 
     url: of a REMOTE one's server. running: the sampler so far, whose engine is used again if the model fits.
-    sleeps: the sampler shares a GPU with the trainer and is put to sleep while that computes.
+    sleeps: the sampler shares a GPU with the trainer and is put to sleep while that computes. max_model_len: of
+    vLLM's, context and response, tokens.
     """
     if name not in SAMPLERS:
         raise ConfigError(f"--sampler {name}: choose from {', '.join(SAMPLERS)}")
@@ -36,11 +38,11 @@ def make(
     if name == "vllm-server":
         from mini_rome.sampler.vllm_server import VLLMServerSampler
 
-        return VLLMServerSampler(model, stop_id, dtype, url=url)
+        return VLLMServerSampler(model, stop_id, dtype, url=url, max_model_len=max_model_len)
     if name == "vllm-adapters":
         from mini_rome.sampler.vllm_adapters import VLLMAdapterSampler
 
-        return VLLMAdapterSampler(model, stop_id, dtype, url=url)
+        return VLLMAdapterSampler(model, stop_id, dtype, url=url, max_model_len=max_model_len)
     from mini_rome.sampler.vllm import VLLMSampler
 
     if isinstance(running, VLLMSampler):
@@ -48,4 +50,4 @@ def make(
             running.sync(model, version=0)
             return running
         running.close()
-    return VLLMSampler(model, stop_id, dtype, sleeps=sleeps)
+    return VLLMSampler(model, stop_id, dtype, sleeps=sleeps, max_model_len=max_model_len)
