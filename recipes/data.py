@@ -33,6 +33,7 @@ from mini_rome.data.filters import Dropped, EndpointJudge, RuleJudge, read_marks
 from mini_rome.data.funnel import ours, save_funnel, tables  # noqa: E402
 from mini_rome.data.synthesis import EndpointTeacher, Teacher, Yield, explore, instances, scripted_teachers, teach  # noqa: E402
 from mini_rome.errors import ConfigError  # noqa: E402
+from mini_rome.evaluation.canvas import sandbox_words  # noqa: E402
 from mini_rome.evaluation.model_client import Endpoint  # noqa: E402
 from mini_rome.model import build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
@@ -118,7 +119,7 @@ def main() -> None:
     (folder / "dataset").mkdir(exist_ok=True)
     tokenizer.save_pretrained(folder / "dataset" / "tokenizer")
     kept = records.write(folder / "dataset" / "train.parquet", filtered.kept, chat)
-    for table in tables(filtered.stages, counts, f"four-stage filter, backend {backend}, seed {a.seed}"):
+    for table in tables(filtered.stages, counts, f"four-stage filter, {sandbox_words(backend)}, seed {a.seed}"):
         display.console.print(table)
     display.line(f"dataset: {kept} trajectories, {tokens:,} tokens in {folder / 'dataset'}")
 

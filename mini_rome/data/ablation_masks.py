@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from mini_rome.evaluation.canvas import save
+from mini_rome.evaluation.canvas import sandbox_words, save
 from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
 from mini_rome.masks import MaskPolicy
@@ -81,7 +81,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def table_of(rows: Sequence[Mapping[str, Any]], backend: str) -> Table:
     """Every variant and metric, with intervals."""
-    table = Table(title=f"SFT: masks and stage 2, backend {backend}, interquartile mean over seeds")
+    table = Table(title=f"SFT: masks and stage 2, {sandbox_words(backend)}, interquartile mean over seeds")
     for column in ("variant", "seeds", *METRICS.values()):
         table.add_column(column)
     for name, values in by_variant(rows, "success_long").items():
@@ -97,8 +97,8 @@ def draw_masks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) 
     """One panel per metric: a small point for every seed, the interquartile mean with its interval."""
     rows, facts = read_table(Path(rows_csv)), json.loads(Path(summary_json).read_text(encoding="utf-8"))
     caption = (
-        f"backend {facts['backend']}, seeds {facts['seeds']}, n = {facts['options']['eval_tasks']} tasks a seed; "
-        f"bars: 95 % bootstrap; commit {facts['commit']}"
+        f"{sandbox_words(facts['backend'])}, seeds {facts['seeds']}, n = {facts['options']['eval_tasks']} tasks "
+        f"a seed; bars: 95 % bootstrap; commit {facts['commit']}"
     )
     figure = Figure(figsize=(9.0, 3.2), dpi=120, layout="constrained")
     for axes, (metric, label) in zip(figure.subplots(1, len(METRICS), sharey=True), METRICS.items(), strict=True):

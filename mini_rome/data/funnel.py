@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mini_rome.data.filters import Stage
 from mini_rome.errors import RecordError
-from mini_rome.evaluation.canvas import save
+from mini_rome.evaluation.canvas import sandbox_words, save
 from mini_rome.runs import write_csv, write_json
 
 # What the paper reports; it gives no counts for single stages.
@@ -89,5 +89,5 @@ def draw_funnel(table: Path, summary: Path, png: Path) -> Path:
     axes.set(xlabel="trajectories", title="Four-stage filter")
     axes.spines[["top", "right"]].set_visible(False)
     paper = "; ".join(f"{name}: {value}" for name, value in facts["paper"].items())
-    caption = f"backend {facts['backend']}, seed {facts['seed']}, commit {facts['commit']}\npaper: {paper}"
+    caption = f"{sandbox_words(facts['backend'])}, seed {facts['seed']}, commit {facts['commit']}\npaper: {paper}"
     return save(figure, caption, png)

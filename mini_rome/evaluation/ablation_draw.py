@@ -15,7 +15,7 @@ from mini_rome.errors import MiniRomeError
 from mini_rome.evaluation.ablation import Ablation, Panel, Variant, band, cube, interval
 from mini_rome.evaluation.ablation_claims import paired, peak
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
-from mini_rome.evaluation.canvas import COLOURS, save
+from mini_rome.evaluation.canvas import COLOURS, sandbox_words, save
 from mini_rome.evaluation.rows import Row, read_rows, read_summary
 
 UNITS = {"step": "optimiser step", "episodes": "episodes", "seconds": "seconds of training, one thread",
@@ -148,7 +148,7 @@ def effect_rows(
 
 def caption(ablation: Ablation, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
     """Backend, seeds, n, what the bands are, commit."""
-    backend = {"sim": "simulated sandbox (sim)"}.get(facts["backend"], f"sandbox {facts['backend']}")
+    backend = sandbox_words(facts["backend"])
     seeds = sorted({int(row.seed) for row in rows})
     span = f"{seeds[0]}-{seeds[-1]} ({len(seeds)})" if len(seeds) > 3 else ", ".join(map(str, seeds))
     counts = ", ".join(f"n = {n} episodes ({metric})" for metric, n in facts["n"].items() if n)

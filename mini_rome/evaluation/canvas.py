@@ -28,6 +28,11 @@ def wrapped(text: str, inches: float) -> str:
     return "\n".join(broken(line) for line in text.splitlines())
 
 
+def sandbox_words(backend: str) -> str:
+    """The backend in a caption: what was simulated says so."""
+    return "simulated sandbox (sim)" if backend == "sim" else f"sandbox {backend}"
+
+
 def save(figure: Figure, text: str, png: str | Path) -> Path:
     """Write the picture with its caption, whole or not at all, the same bytes each time."""
     figure.supxlabel(wrapped(text, figure.get_figwidth()), fontsize=FONT, color="0.35")

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation.canvas import COLOURS, save
+from mini_rome.evaluation.canvas import COLOURS, sandbox_words, save
 from mini_rome.evaluation.rows import Row, read_rows, read_summary
 from mini_rome.evaluation.stats import wilson
 
@@ -105,7 +105,7 @@ def points(rows: Sequence[Row]) -> list[int]:
 
 def caption(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     """Backend, sampler, seeds, n, what the bars are, commit: everything a picture needs to stand alone."""
-    backend = {"sim": "simulated sandbox (sim)"}.get(summary["backend"], f"sandbox {summary['backend']}")
+    backend = sandbox_words(summary["backend"])
     seeds = ", ".join(dict.fromkeys(row.seed for row in rows))
     counts = points(rows)
     n = f"{counts[0]}-{counts[-1]}" if len(counts) > 1 else f"{counts[0]}"

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation.canvas import COLOURS, save
+from mini_rome.evaluation.canvas import COLOURS, sandbox_words, save
 from mini_rome.evaluation.rows import read_summary
 
 BLUE, ORANGE, GREEN = COLOURS[:3]
@@ -52,7 +52,7 @@ def draw_forks(rows_csv: str | Path, summary_json: str | Path, png: str | Path) 
     starts.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (value, starts):
         axes.spines[["top", "right"]].set_visible(False)
-    backend = {"sim": "simulated sandbox (sim)"}.get(summary["backend"], f"sandbox {summary['backend']}")
+    backend = sandbox_words(summary["backend"])
     text = (
         f"{backend}; {summary['n']} rollouts from every p, temperature 1; seed {summary['seed']}; "
         f"bars: 95 % Wilson intervals\nhollow: the trajectory itself, verified; commit {summary['commit']}"
