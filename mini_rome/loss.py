@@ -144,17 +144,18 @@ class _Chunks:
 
 
 class _Weighted(torch.autograd.Function):
-    """weight * logps inside chunks; 0 outside, NaN or not, in the gradient too (where the weight has to be 0)."""
+    """weight * logps inside chunks; 0 outside, whatever stands there, and so in the gradient."""
 
     @staticmethod
     def forward(ctx: Any, logps: Tensor, weight: Tensor, chunks: _Chunks) -> Tensor:
         ctx.save_for_backward(weight)
+        ctx.chunks = chunks
         return chunks.only_(weight * logps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        return grad * weight, None, None
+        return ctx.chunks.only_(grad * weight), None, None
 
 
 def count_items(chunk_ids: Tensor, rewards: Tensor, aggregation: Aggregation = "token") -> Tensor:
@@ -207,8 +208,8 @@ def ipa_loss(
     >>> logps = (old + math.log(2) * torch.tensor([[1.0, 1.0, 0.0, -1.0]])).requires_grad_()
     >>> out = ipa_loss(logps, old, old, ids, torch.full((1, 4), -1.0), torch.tensor([-1.0]), aggregation="sum")
     >>> out.loss.backward()
-    >>> logps.grad[ids >= 0]
-    tensor([1.0000, 1.0000, 0.5000])
+    >>> logps.grad
+    tensor([[1.0000, 1.0000, 0.0000, 0.5000]])
     """
     if mismatch_threshold <= 0:
         raise ValueError(f"mismatch_threshold={mismatch_threshold}: a bound on a ratio must be above 0")
