@@ -72,7 +72,7 @@ class _Chunks:
     def __init__(self, chunk_ids: Tensor, scorable: Tensor | None, dtype: torch.dtype) -> None:
         """chunk_ids (B, T); scorable (B,) bool: the other rows are outside everywhere."""
         ids = chunk_ids.to(torch.int32, copy=True)  # read several times, and memory is the cost here
-        lowest, highest = torch.stack(ids.aminmax()).tolist()
+        lowest, highest = torch.stack([ids.amin(), ids.amax()]).tolist()
         if lowest < -1:
             raise ValueError(f"chunk_ids has {lowest}: a token outside chunks is marked -1")
         self.shape = rows, slots = len(ids), highest + 2
@@ -82,7 +82,7 @@ class _Chunks:
         self.size[:, 0] = 0
         ids = ids.clamp_(max=0).bitwise_not_()  # -1 in chunks, which has all bits set, and 0 outside
         self.bits = ids.to(torch.int64 if dtype == torch.float64 else torch.int32)
-        if scorable is not None:
+        if scorable is not None and not scorable.all():
             self.size[~scorable] = 0
             self.bits *= scorable[:, None]
         self.present = self.size > 0
@@ -118,8 +118,10 @@ class _Chunks:
     def compare(self, logps: Tensor, others: Tensor, level: Level) -> _Difference:
         """logps - others (B, T); half precision is subtracted in float32."""
         values = self.only_((logps.to(self.size.dtype) - others).to(self.size.dtype))
-        per_chunk, size = self.mean(values), values.abs()
-        return _Difference(self.unit_mean(values, per_chunk, level), per_chunk, size.sum(), size.amax())
+        per_chunk = self.mean(values)
+        per_unit = self.unit_mean(values, per_chunk, level)
+        size = values.abs() if level == "token" else values.abs_()
+        return _Difference(per_unit, per_chunk, size.sum(), size.amax())
 
     def per_token(self, unit: Tensor, level: Level) -> Tensor:
         if level == "token":

@@ -64,3 +64,8 @@ def test_rows_without_a_chunk() -> None:
 def test_gamma_outside_the_unit_interval_is_refused(gamma: float) -> None:
     with pytest.raises(ValueError, match="gamma"):
         chunk_returns(torch.tensor([[0]]), torch.ones(1), gamma)
+
+
+def test_a_mark_below_minus_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="chunk_ids has -2: a token outside chunks is marked -1"):
+        chunk_returns(torch.tensor([[0, 1], [-2, 0]]), torch.ones(2), 0.5)
