@@ -24,7 +24,7 @@ def chunk_returns(
     """
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma={gamma}: the discount per chunk must lie in [0, 1]")
-    ids = chunk_ids.to(torch.int32)
+    ids = chunk_ids.int()
     if (lowest := int(ids.amin())) < -1:
         raise ValueError(f"chunk_ids has {lowest}: a token outside chunks is marked -1")
     own = ids.amax(dim=1) + 1
@@ -34,5 +34,5 @@ def chunk_returns(
     k = torch.arange(int(own.max()) + 1, device=own.device)  # of the paper, 1..K; 0: outside
     table = reward[:, None] * gamma ** (chunks[:, None] - k).to(reward.dtype)  # (B, K + 1)
     table[:, 0] = 0
-    first = torch.arange(len(ids), dtype=ids.dtype, device=ids.device) * len(k) + 1
+    first = (torch.arange(len(ids), device=ids.device) * len(k) + 1).int()
     return table.flatten().index_select(0, (ids + first[:, None]).flatten()).view_as(ids)
