@@ -29,7 +29,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     largest = max(g.abs().max().item() for g in a.values())
     assert a.keys() == b.keys() and largest > 1e-3
-    # To four float32 steps of the largest gradient: how a sum is rounded depends on the processor, and "sum" is large.
+    # To four float32 steps of the largest gradient: rounding depends on the processor, and "sum" is large.
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=5e-7 * largest)
 
