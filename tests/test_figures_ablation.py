@@ -17,7 +17,7 @@ from mini_rome import cli
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation import ablation_claims as claims
 from mini_rome.evaluation import figures
-from mini_rome.evaluation.ablation import Cube, Panel, Variant, band, cube, interval, lengths
+from mini_rome.evaluation.ablation import Ablation, Cube, Panel, Variant, band, cube, interval, lengths
 from mini_rome.evaluation.ablation_draw import caption, compare, curves, decorate, effect_rows
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
 from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row, read_rows
@@ -273,16 +273,34 @@ def test_committed_verdicts_follow_from_the_committed_rows_and_stand_in_the_read
     readme = (path.parents[1] / "README.md").read_text()
     run = {variant for variant, _ in lengths(rows)}
     found = []
-    for claim in ABLATIONS[facts["figure"]].claims:
+    ablation = ABLATIONS[facts["figure"]]
+    for claim in ablation.claims:
         try:
             found.append((claim.text, claim.test(rows)))
         except MiniRomeError as error:  # an arm that was not run yet: no claim is told about it
             [missing] = re.findall("no row of variant '(.*)' has", str(error))
             assert missing not in run
-    assert found and facts["claims"] == [{"claim": t, "verdict": f.verdict, "numbers": f.numbers} for t, f in found]
+    assert found or not ablation.claims
+    assert facts["claims"] == [{"claim": t, "verdict": f.verdict, "numbers": f.numbers} for t, f in found]
     for text, finding in found:
         line = f"| {path.stem} | {text} | {finding.verdict} | {finding.numbers} |"
         assert line in readme, f"recipes/README.md lacks: {line}"
+    for line in effect_lines(ablation, rows) if ablation.drawing == "effects" else ():
+        assert line in readme, f"recipes/README.md lacks: {line}"
+
+
+def effect_lines(ablation: Ablation, rows: list[Row]) -> list[str]:
+    """Variant, its reference, differences of test success and of log10 of the largest norm, number of seeds."""
+    references: dict[str, str] = {}
+    lines = []
+    for variant, differences in effect_rows(ablation.variants, rows):
+        reference = references.setdefault(variant.condition, variant.name)
+        if reference != variant.name:
+            bands = [stratified_bootstrap(np.array(each)[:, None], interquartile_mean) for each in differences]
+            said = " | ".join(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]" for middle, low, high in bands)
+            lines.append(f"| {variant.name} | {reference} | {said} | {len(differences[0])} |")
+    assert lines
+    return lines
 
 
 def test_drawing_an_ablation_loads_no_torch() -> None:
