@@ -119,7 +119,7 @@ def add_validate(group: argparse._SubParsersAction) -> None:
     verb.add_argument("names", nargs="*", metavar="TASK", help="families or task folders, or a tree (default: all)")
     verb.add_argument("--repeats", type=int, help="of the reference solution (default: 3, with --full 20)")
     verb.add_argument("--full", action="store_true", help="20 repeats, and every tamper case by itself")
-    verb.add_argument("--workers", type=int, default=2, metavar="N", help="tasks at once (default: 2)")
+    verb.add_argument("--workers", type=int, default=4, metavar="N", help="tasks at once (default: 4)")
     verb.add_argument("--all", action="store_true", help="print the proofs that hold, too")
     add_folders_option(verb)
     add_sandbox_option(verb)
