@@ -51,11 +51,8 @@ def test_two_processes_give_the_losses_and_gradients_of_one(two_ranks, tmp_path,
     trainer, gradients = recorded(str(tmp_path), 1, **JOBS[job])
     reference = trainer.state.log_history[-2]  # of the last step; a summary follows
     two = two_ranks[job]
-    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-3
     for rank in two:
-        assert rank["gradients"].keys() == gradients.keys()
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(rank["gradients"][name], gradient, rtol=1e-5, atol=1e-7)
+        tiny.assert_same(rank["gradients"], gradients)
         assert json.loads(rank["curriculum"]) == json.loads(json.dumps(trainer.curriculum.state_dict()))
     log = two[0]["logs"][-1]
     kinds = ("ipa/", "return/", "reward/p", "success", "start/", "infra", "rollouts/")
