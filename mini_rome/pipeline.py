@@ -34,11 +34,12 @@ from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.evaluation.rows import COLUMNS
 from mini_rome.events import event_line, event_rates
 from mini_rome.experts import Expert
+from mini_rome.launch import processes_line
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
 from mini_rome.native import NativeRollout
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, loss_note, quiet, success_note
-from mini_rome.report import family_table, percent, processes_line, success_table
+from mini_rome.report import family_table, percent, success_table
 from mini_rome.rollout import Rollout
 from mini_rome.run_options import check_fit, check_same_options, live_lines, options_of, shared_out
 from mini_rome.runs import (

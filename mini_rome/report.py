@@ -1,4 +1,4 @@
-"""What a run prints: how many processes train; at the end success by stage and by family, with 95 % intervals."""
+"""What a run prints at the end: success by stage and by family, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -56,22 +56,3 @@ def percent(summary: dict[str, Any]) -> str:
     if summary["rate"] is None:
         return "no episode could be scored"
     return f"{summary['rate']:.1%} [{summary['low']:.1%}, {summary['high']:.1%}], n {summary['n']}"
-
-
-def processes_line(processes: int, environment: Mapping[str, str]) -> str | None:
-    """What to say of the number of processes, if anything.
-
-    On a CPU without MPI `accelerate launch --num_processes N` starts one process, and says nothing of it.
-
-    >>> processes_line(2, {})
-    'processes: 2'
-    >>> processes_line(1, {})  # an only process, of which there is nothing to say
-    """
-    if processes > 1:
-        return f"processes: {processes}"
-    if "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
-        return (
-            "processes: 1, though more were asked for: on a CPU without MPI `accelerate launch` starts only one. "
-            "Use: torchrun --nproc_per_node N RECIPE"
-        )
-    return None

@@ -16,7 +16,7 @@ Commands:
   real containers      python recipes/ipa.py --sandbox docker
   an external agent    python recipes/ipa.py --agent native
   with the naive arm   python recipes/ipa.py --naive true
-  two processes        torchrun --nproc_per_node 2 recipes/ipa.py --max_steps 4
+  two processes        accelerate launch --cpu --num_processes 2 recipes/ipa.py --max_steps 4
   LoRA                 python recipes/ipa.py --config recipes/configs/ipa_tiny_lora.yaml
   with vLLM            python recipes/ipa.py --sampler vllm
   will it fit 8 GPUs?  python recipes/ipa.py --config recipes/configs/ipa_30b_a3b_8gpu.yaml --dry-run
@@ -32,11 +32,13 @@ from trl import ModelConfig  # noqa: E402
 from mini_rome.arguments import RunArguments  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
 from mini_rome.dryrun import NodeArguments, dry_run  # noqa: E402
+from mini_rome.launch import start_processes  # noqa: E402
 from mini_rome.options import OptionsParser, guarded, lora_config  # noqa: E402
 from mini_rome.pipeline import Run  # noqa: E402
 
 
 def main() -> None:
+    start_processes()
     kinds = (RunArguments, IPAConfig, ModelConfig, NodeArguments)
     parser = OptionsParser(__doc__, kinds, own=(RunArguments, IPAConfig, NodeArguments))
     arguments, args, model_args, node = parser.parse()

@@ -15,7 +15,7 @@ Commands:
   on a dataset           python recipes/sft.py --stage 1 --data runs/data-.../dataset
   then stage 2           python recipes/sft.py --stage 2 --data runs/data-.../dataset --model runs/latest/sft
   longer tasks           python recipes/sft.py --sft_chunks 1 2 3 4 --sft_steps 800
-  two processes          torchrun --nproc_per_node 2 recipes/sft.py
+  two processes          accelerate launch --cpu --num_processes 2 recipes/sft.py
   LoRA                   python recipes/sft.py --use_peft --sft_learning_rate 4e-3
   will it fit 8 GPUs?    python recipes/sft.py --config recipes/configs/sft_30b_a3b_8gpu.yaml --dry-run
   then                   python recipes/ipa.py --model runs/latest/sft
@@ -31,11 +31,13 @@ from mini_rome.arguments import RunArguments  # noqa: E402
 from mini_rome.config import IPAConfig  # noqa: E402
 from mini_rome.data.staged import StageArguments, train_stage  # noqa: E402
 from mini_rome.dryrun import NodeArguments, dry_run_sft  # noqa: E402
+from mini_rome.launch import start_processes  # noqa: E402
 from mini_rome.options import OptionsParser, guarded, lora_config  # noqa: E402
 from mini_rome.pipeline import Run  # noqa: E402
 
 
 def main() -> None:
+    start_processes()
     kinds = (RunArguments, StageArguments, IPAConfig, ModelConfig, NodeArguments)
     parser = OptionsParser(__doc__, kinds, own=(RunArguments, StageArguments, NodeArguments))
     arguments, stage, args, model_args, node = parser.parse()

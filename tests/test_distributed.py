@@ -133,22 +133,38 @@ def test_the_recipe_runs_on_two_processes(tmp_path):
     assert summary["success"]["ipa"]["n"] == 16 and len(summary["weights"]["model"]) == 64
 
 
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--nproc_per_node", "2"],
+    "accelerate": ["accelerate.commands.launch", "--cpu", "--num_processes", "2"],
+    "accelerate, one": ["accelerate.commands.launch", "--cpu", "--num_processes", "1"],
+    "accelerate, from a file": ["accelerate.commands.launch", "--config_file", "accelerate.yaml"],
+}
+
+
 @pytest.mark.parametrize(
     ("launcher", "told"),
     [
-        (["accelerate.commands.launch", "--cpu", "--num_processes", "2"], ["processes: 1, though more"]),
-        (["torch.distributed.run", "--nproc_per_node", "2"], ["processes: 2", "processes: 2"]),
+        ("torchrun", ["processes: 2"] * 2),
+        ("accelerate", ["processes: 2"] * 2),
+        ("accelerate, one", ["None"]),
+        ("accelerate, from a file", ["processes: 1, though more were asked for"]),
     ],
-    ids=["accelerate, which starts one", "torchrun"],
 )
-def test_the_number_of_processes_that_train_is_said(launcher, told, tmp_path):
+def test_as_many_processes_as_asked_for_train_or_it_is_said(launcher, told, tmp_path):
+    """Each process prints its arguments too: those of the recipe, as they were typed."""
+    settings = {"distributed_type": "MULTI_CPU", "use_cpu": True, "num_processes": 2, "num_machines": 1}
+    (tmp_path / "accelerate.yaml").write_text(json.dumps({**settings, "mixed_precision": "no"}))
     script = tmp_path / "script.py"
     script.write_text(
-        "import os\nfrom accelerate import PartialState\nfrom mini_rome.report import processes_line\n"
+        "from mini_rome.launch import processes_line, start_processes\n"
+        "start_processes()\n"
+        "import os, sys\nfrom accelerate import PartialState\n"
         "line = processes_line(PartialState(cpu=True).num_processes, os.environ)\n"
-        "os.write(1, f'{line}\\n'.encode())\n"
+        "os.write(1, f'{sys.argv[1:]} {line}\\n'.encode())\n"
     )
-    done = subprocess.run([sys.executable, "-m", *launcher, script], capture_output=True, text=True, timeout=170)
+    command = [sys.executable, "-m", *LAUNCHERS[launcher], script, "--num_processes", "a b"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    said = [line for line in done.stdout.splitlines() if line.startswith("processes")]
+    typed = "['--num_processes', 'a b'] "
+    said = [line.removeprefix(typed) for line in done.stdout.splitlines() if line.startswith(typed)]
     assert len(said) == len(told) and all(line.startswith(start) for line, start in zip(said, told, strict=True))
