@@ -1,0 +1,66 @@
+"""How many processes train: as many as `accelerate launch` was asked for, also on a CPU without MPI."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+
+def start_processes() -> None:
+    """Start this recipe again under torchrun where accelerate was asked for several processes and started one.
+
+    That is what `accelerate launch --cpu --num_processes N` does without MPI (its simple launcher), saying nothing of
+    it. The process becomes torchrun's, so exit code and signals are as if that had been typed.
+    """
+    if not _short_of_processes(os.environ):
+        return
+    if (asked := asked_for(psutil.Process(os.getppid()).cmdline(), sys.argv[0])) > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(asked)]
+        sys.stderr.flush()
+        os.execv(sys.executable, [*torchrun, *sys.argv])
+
+
+def asked_for(launcher: Sequence[str], script: str) -> int:
+    """Processes that a command of accelerate asks this machine for.
+
+    1 where it is no such command, has its number from a file, or names several machines: those need MPI.
+
+    >>> asked_for("accelerate launch --cpu --num_processes 2 recipes/ipa.py --max_steps 4".split(), "recipes/ipa.py")
+    2
+    >>> asked_for("bash recipes/ipa.py --num_processes 3".split(), "recipes/ipa.py")
+    1
+    """
+    words = launcher[: launcher.index(script)] if script in launcher else ()
+    if not any("accelerate" in word for word in words):
+        return 1
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
+    parser.add_argument("--num_machines", "--num-machines", type=int, default=1)
+    known, _ = parser.parse_known_args(words)
+    return known.num_processes if known.num_machines == 1 else 1
+
+
+def processes_line(processes: int, environment: Mapping[str, str]) -> str | None:
+    """What to say of the number of processes, if anything.
+
+    >>> processes_line(2, {})
+    'processes: 2'
+    >>> processes_line(1, {})  # an only process, of which there is nothing to say
+    """
+    if processes > 1:
+        return f"processes: {processes}"
+    if _short_of_processes(environment):
+        return (
+            "processes: 1, though more were asked for: on a CPU without MPI `accelerate launch` starts only one. "
+            "Use: torchrun --nproc_per_node N RECIPE"
+        )
+    return None
+
+
+def _short_of_processes(environment: Mapping[str, str]) -> bool:
+    """accelerate names a master for several processes; torchrun and its other launchers say their number too."""
+    return "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment
