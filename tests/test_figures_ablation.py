@@ -247,6 +247,15 @@ def test_a_rerun_that_agrees_and_one_that_does_not(tmp_path: Path, capsys, monke
     assert sum(text.startswith("DISAGREES") for text in told) == 2  # the band of rollback, the claim on solved seeds
 
 
+def test_a_claim_that_does_not_hold_in_either_agrees() -> None:
+    """Identical rows agree whatever they show; a claim that only the rerun bears out does not."""
+    bad = solved("rollback", [0.9] * 10) + solved("naive", [0.9] * 10)
+    good = solved("rollback", [0.9] * 10) + solved("naive", [0.0] * 10)
+    for committed, new, expected in ((bad, bad, True), (good, good, True), (bad, good, False), (good, bad, False)):
+        found = compare(committed, new, ABLATIONS["fig12"])
+        assert {agrees for text, agrees in found if text.startswith(("share of", "naive: "))} == {expected}
+
+
 def test_a_shorter_rerun_is_compared_at_the_last_step_of_both() -> None:
     good = solved("rollback", [0.8] * 4) + solved("naive", [0.0] * 4)
     short = [row for row in good if row.step <= 20]

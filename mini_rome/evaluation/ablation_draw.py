@@ -164,8 +164,8 @@ def caption(ablation: Ablation, rows: Sequence[Row], facts: Mapping[str, Any]) -
 def compare(committed: Sequence[Row], new: Sequence[Row], ablation: Ablation) -> list[tuple[str, bool | None]]:
     """A rerun against the committed numbers: each line with whether it agrees (None: cannot be told).
 
-    At the last step that both measured the two 95 % intervals of each success must meet; then each claim is tested
-    on the new rows alone.
+    At the last step that both measured the two 95 % intervals of each success must meet; each claim, tested on new
+    rows alone, must have the verdict that the committed ones give it.
     """
     metrics = dict.fromkeys((panel.metric, panel.lowest) for panel in ablation.panels if "success" in panel.metric)
     lines = [
@@ -175,8 +175,9 @@ def compare(committed: Sequence[Row], new: Sequence[Row], ablation: Ablation) ->
         if all(_has(rows, variant.name, metric[0]) for rows in (committed, new))
     ]
     for claim in ablation.claims:
-        result = claim.test(new)
-        lines.append((f"{claim.text}: {result.numbers}", result.holds))
+        before, result = claim.test(committed), claim.test(new)
+        agrees = None if result.holds is None else result.holds == before.holds
+        lines.append((f"{claim.text}: {before.verdict} committed, {result.verdict} new: {result.numbers}", agrees))
     return lines
 
 
