@@ -20,13 +20,13 @@ from mini_rome.types import Task
 SHOP = Shop()
 DATABASE = {
     "goods": {
-        "plum": {"kind": "lamp", "color": "red"},
-        "fern": {"kind": "lamp", "color": "navy"},
-        "oak": {"kind": "pen", "color": "red"},
+        "plum": {"kind": "lamp", "sizes": {"small": "fern", "large": "plum"}},
+        "fern": {"kind": "lamp", "sizes": {"small": "fern", "large": "plum"}},
+        "oak": {"kind": "pen"},
     },
     "cart": [],
     "bought": [],
-    "script": ["color 'navy'", "bye"],
+    "script": ["size 'small'", "bye"],
 }
 
 
@@ -52,8 +52,8 @@ def test_the_tools_worked_by_hand() -> None:
     )  # fmt: skip
     assert told(*calls) == [
         ({"found": ["plum", "fern"]}, 0),
-        ({"user": "color 'navy'"}, 0),
-        ({"kind": "lamp", "color": "red"}, 0),
+        ({"user": "size 'small'"}, 0),
+        ({"kind": "lamp", "sizes": {"small": "fern", "large": "plum"}}, 0),
         ({"added": "fern"}, 0),
         ({"added": "oak"}, 0),
         ({"removed": "fern"}, 0),
@@ -108,9 +108,9 @@ def test_the_expert_buys_what_the_words_ask_for() -> None:
                 cart.append(named[0])
             elif line.startswith("swap"):
                 cart[cart.index(named[0])] = named[1]
-            elif "color" in line:
+            elif "size" in line:
                 among = asked or [name for name, product in goods.items() if product["kind"] == kind]
-                (right,) = [name for name in among if goods[name]["color"] == named[-1]]
+                (right,) = {goods[name]["sizes"][named[-1]] for name in among}
                 cart.append(right)
             read[line.split(" ")[0]] += 1
         assert sorted(cart) == bought(task)

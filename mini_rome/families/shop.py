@@ -1,10 +1,10 @@
 """Web shop (general agent): a customer's wishes are met from a catalogue, put into a cart and bought at the end.
 
-A wish is one of: take a product; swap one in the cart for another; one of two products, of a given colour; a kind of
-product to be searched for, of a given colour, which some customers only tell when asked. Which of two products has
-the colour shows when the first one is viewed. A wrong product can be removed from the cart until it is bought; what
-is bought stays bought. A name that is not there is an error and changes nothing. Half of the instances are in
-Chinese; in half of them all wishes are told at once.
+A wish is one of: take a product; swap one in the cart for another; one of two products, of a given size; a kind of
+product to be searched for, of a given size, which some customers only tell when asked. Which of two products has the
+size shows when the first one is viewed. A wrong product can be removed from the cart until it is bought; what is
+bought stays bought. A name that is not there is an error and changes nothing. Half of the instances are in Chinese;
+in half of them all wishes are told at once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from mini_rome.errors import ToolRefused
-from mini_rome.families.base import COLOURS, NAMES, Family
+from mini_rome.families.base import NAMES, Family
 from mini_rome.families.desk import (
     DATABASE,
     LANGUAGES,
-    TWO_COLOURS,
     Database,
     absent,
     expect_state,
@@ -31,18 +31,19 @@ from mini_rome.tools import SHOWN, call_body, dump
 from mini_rome.types import Task, Tool
 
 KINDS = tuple("bag bowl chair cup lamp pen rug table".split())
+SIZES = ("small", "large")  # in the order in which a product lists them
 
 WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
         "rules": "Fill the cart as the customer wants, then buy.",
-        "take": "take '{a}'", "swap": "swap '{a}' for '{b}'", "pick": "'{a}' or '{b}', {color}",
-        "find": "find '{kind}', {color}", "ask": "find '{kind}'", "color": "color '{value}'",
+        "take": "take '{a}'", "swap": "swap '{a}' for '{b}'", "pick": "'{a}' or '{b}', {size}",
+        "find": "find '{kind}', {size}", "ask": "find '{kind}'", "size": "size '{value}'",
         "last": "last, ", "next": "next", "which": "which", "bye": "bye",
     },
     "zh": {
         "rules": "按顾客说的选购，最后付款。",
-        "take": "要'{a}'", "swap": "把'{a}'换成'{b}'", "pick": "'{a}'或'{b}'，{color}",
-        "find": "找'{kind}'，{color}", "ask": "找'{kind}'", "color": "颜色'{value}'",
+        "take": "要'{a}'", "swap": "把'{a}'换成'{b}'", "pick": "'{a}'或'{b}'，{size}",
+        "find": "找'{kind}'，{size}", "ask": "找'{kind}'", "size": "尺寸'{value}'",
         "last": "最后，", "next": "还有", "which": "哪种", "bye": "再见",
     },
 }  # fmt: skip
@@ -61,7 +62,7 @@ def search(database: Database, kind: str) -> object:
 
 
 def view(database: Database, id: str) -> object:
-    """Kind and colour of a product."""
+    """Kind of a product, and which product it is in each size, where there are several."""
     return _product(database, id)
 
 
@@ -97,7 +98,7 @@ def say(database: Database, text: str) -> object:
     return next_words(database)
 
 
-def _product(database: Database, id: str) -> dict[str, str]:
+def _product(database: Database, id: str) -> dict[str, Any]:
     if id not in database["goods"]:
         raise ToolRefused(f"no product '{id[:SHOWN]}'")
     return database["goods"][id]
@@ -114,26 +115,22 @@ class Plan:
     names: Iterator[str]
     kinds: Iterator[str]
     common: str  # the kind of all products that are not searched for
-    goods: dict[str, dict[str, str]] = field(default_factory=dict)
+    goods: dict[str, dict[str, Any]] = field(default_factory=dict)
     cart: list[str] = field(default_factory=list)
     wishes: list[str] = field(default_factory=list)
     replies: list[Sequence[str]] = field(default_factory=list)
     expert: list[list[str]] = field(default_factory=list)  # the calls of each chunk; the cart's end is added later
 
-    def stock(self, kind: str, color: str) -> str:
-        """A new product in the catalogue."""
-        name = next(self.names)
-        self.goods[name] = {"kind": kind, "color": color}
-        return name
-
     def wish(self, rng: random.Random, form: str) -> None:
         """One more wish of this form."""
         if form in ("take", "swap"):
-            self._by_name(rng, form, self.stock(self.common, rng.choice(COLOURS)))
+            self._by_name(rng, form)
         else:
-            self._by_color(rng, form)
+            self._by_size(rng, form)
 
-    def _by_name(self, rng: random.Random, form: str, product: str) -> None:
+    def _by_name(self, rng: random.Random, form: str) -> None:
+        product = next(self.names)
+        self.goods[product] = {"kind": self.common}
         if form == "take":
             self._say(self.words["take"].format(a=product))
             self.expert.append([call_body("add", id=product)])
@@ -144,22 +141,22 @@ class Plan:
             self.expert.append([call_body("remove", id=old), call_body("add", id=product)])
         self.cart.append(product)
 
-    def _by_color(self, rng: random.Random, form: str) -> None:
-        """One of two products: by name (pick), or of a kind (find), the colour told only when asked for (ask)."""
+    def _by_size(self, rng: random.Random, form: str) -> None:
+        """One of two products: by name (pick), or of a kind (find), the size told only when asked for (ask)."""
         kind = self.common if form == "pick" else next(self.kinds)
-        colors = rng.choice(TWO_COLOURS)
-        first, second = (self.stock(kind, each) for each in colors)
-        color = rng.choice(colors)
-        given = {"a": first, "b": second, "kind": kind, "color": self.words["color"].format(value=color)}
+        first, second = next(self.names), next(self.names)
+        sizes = dict(zip(SIZES, (first, second) if rng.random() < 0.5 else (second, first), strict=True))
+        self.goods |= {name: {"kind": kind, "sizes": sizes} for name in (first, second)}
+        size = rng.choice(SIZES)
+        given = {"a": first, "b": second, "kind": kind, "size": self.words["size"].format(value=size)}
         answer = [self.words["find"].format(**given)] if form == "ask" else []
         self._say(self.words[form].format(**given), answer)
         if form != "pick":
             self.expert.append([call_body("search", kind=kind)])
         if form == "ask":
             self.expert.append([call_body("say", text=self.words["which"])])
-        right = first if color == colors[0] else second
-        self.expert += [[call_body("view", id=first)], [call_body("add", id=right)]]
-        self.cart.append(right)
+        self.expert += [[call_body("view", id=first)], [call_body("add", id=sizes[size])]]
+        self.cart.append(sizes[size])
 
     def _say(self, text: str, answers: Sequence[str] = ()) -> None:
         self.wishes.append(text)

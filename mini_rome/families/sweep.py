@@ -1,6 +1,6 @@
 """Hyper-parameter sweep (machine-learning): of the two runs that each configuration led to, keep the lower loss.
 
-The observation `plum 7 fern 3` calls for `cp fern kept && tail -n 1 fern`: the run with the lower loss is copied to
+The observation `plum 4 fern 2` calls for `cp fern kept && tail -n 1 fern`: the run with the lower loss is copied to
 kept/ and the runs that came of it are shown. The check wants exactly the better runs in kept/.
 
 Trap: the worse run can be kept as well, and its configuration shows two runs of its own, so the search goes astray.
@@ -16,15 +16,15 @@ from itertools import permutations
 from mini_rome.families.base import NAMES, Family, expect_tree, missing_name
 from mini_rome.types import Task
 
-LOSSES = tuple(range(1, 10))
+LOSSES = (1, 2, 3, 4)  # twelve pairs: of nine losses the tiny model learns only some of the pairs
 PAIRS = tuple(permutations(LOSSES, 2))  # the losses in the order shown; drawn from one list, for speed
 
 
 def _runs(losses: tuple[int, ...], better: str, worse: str) -> str:
     """Two runs with their losses, the better one where the lower loss is.
 
-    >>> _runs((7, 3), "fern", "plum")
-    'plum 7 fern 3'
+    >>> _runs((4, 2), "fern", "plum")
+    'plum 4 fern 2'
     """
     first, second = losses
     return f"{better} {first} {worse} {second}" if first < second else f"{worse} {first} {better} {second}"
