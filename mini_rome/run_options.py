@@ -40,6 +40,12 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
         raise ConfigError(
             "--sampler transformers: FSDP shares out the weights that it would sample with; use vllm-adapters"
         )
+    spared = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true"
+    if shared_out() and spared and arguments.sampler == "vllm":
+        raise ConfigError(
+            "--sampler vllm: with fsdp_cpu_ram_efficient_loading one rank alone has read the weights that each rank's "
+            "engine would start from; use vllm-adapters"
+        )
 
 
 def shared_out() -> bool:

@@ -106,6 +106,10 @@ def test_what_fsdp_cannot_do_here_is_refused_before_anything_is_run(tmp_path, mo
         with pytest.raises(ConfigError, match=problem):
             check_fit(RunArguments(train_tasks=1), args)
     check_fit(RunArguments(train_tasks=1, sampler="vllm-adapters", sampler_url="http://127.0.0.1:8000"), args)
+    check_fit(RunArguments(train_tasks=1, sampler="vllm"), args)
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    with pytest.raises(ConfigError, match="--sampler vllm: with fsdp_cpu_ram_efficient_loading"):
+        check_fit(RunArguments(train_tasks=1, sampler="vllm"), args)
     with pytest.raises(ConfigError, match="--data d: a stage samples with the weights that FSDP would share out"):
         train_stage(RunArguments(), StageArguments(data="d", stage=1), args)
 
