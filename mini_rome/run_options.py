@@ -43,8 +43,8 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
     spared = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true"
     if shared_out() and spared and arguments.sampler == "vllm":
         raise ConfigError(
-            "--sampler vllm: with fsdp_cpu_ram_efficient_loading one rank alone has read the weights that each rank's "
-            "engine would start from; use vllm-adapters"
+            "--sampler vllm: with fsdp_cpu_ram_efficient_loading one rank alone has the weights that the "
+            "engine of each would start from; use vllm-adapters"
         )
 
 
