@@ -140,7 +140,8 @@ class Env:
         """Give the box back; calling it again does nothing."""
         box, self._box, self._over = self._box, None, True
         if box is not None:
-            self._pool.give(box)
+            with span("environment"):  # the pool resets it
+                self._pool.give(box)
 
     def __enter__(self) -> Env:
         return self

@@ -14,6 +14,7 @@ from mini_rome.env import Env
 from mini_rome.errors import StartMismatch, VerifierError
 from mini_rome.sampler.base import Completion, SamplingParams
 from mini_rome.sandbox import Pool
+from mini_rome.timeline import span
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Snapshot, Task, Trajectory, Turn
 
@@ -40,7 +41,8 @@ class Start:
         if self.snapshot is not None:
             if not self.snapshot.resumable:
                 raise StartMismatch(f"{self.task.name} p={self.p}: processes were alive, which no snapshot restores")
-            found = env.box.snapshot().tree_hash
+            with span("environment"):
+                found = env.box.snapshot().tree_hash
             if found != self.snapshot.tree_hash:
                 raise StartMismatch(f"{self.task.name} p={self.p}: restored tree {found[:12]} is not the record's")
         return Trajectory(

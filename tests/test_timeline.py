@@ -14,6 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from mini_rome.device import Device
+from mini_rome.env import Env
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation.figures import redraw
 from mini_rome.evaluation.timeline_figure import read_spans, said, shares_table
@@ -58,6 +59,14 @@ def test_a_table_goes_to_disk_and_back_and_is_drawn(tmp_path: Path) -> None:
     first = redraw(table, tmp_path / "timeline.json", tmp_path / "a.png").read_bytes()
     write(table, {"sync": BY_HAND[:-1], "ahead": BY_HAND[:4]}, FACTS)
     assert redraw(table, tmp_path / "timeline.json", tmp_path / "b.png").read_bytes() != first
+
+
+def test_every_call_to_a_box_is_the_environments() -> None:
+    expert = tiny.experts()[0]
+    with Pool("sim") as pool, recording() as spans:
+        with Env(expert.trajectory.task, pool) as env:
+            expert.start(1).open(tiny.chat(), env, seed=0, episode=0)
+    assert [s.phase for s in spans] == ["environment"] * 3  # reset to the state, compare it, give the box back
 
 
 @pytest.mark.parametrize(
