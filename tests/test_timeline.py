@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from bench_sampler import unaccounted
 from transformers import TrainerCallback
 
 from mini_rome.device import Device
@@ -44,6 +45,9 @@ def test_shares_by_hand() -> None:
     assert shares["idle"] == pytest.approx(4 / 20)  # 104 to 108
     assert shares["generate and train"] == pytest.approx(2 / 20)
     assert phase_shares([Span("train", 0, 1)]) == {}
+    assert unaccounted(BY_HAND) == 0
+    some = [s for s in BY_HAND if s.phase in (STEP, "generate", "environment")]
+    assert unaccounted(some) == pytest.approx(9 / 20)  # 107 to 110 and 116 to 122
 
 
 def test_a_table_goes_to_disk_and_back_and_is_drawn(tmp_path: Path) -> None:
