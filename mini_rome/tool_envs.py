@@ -111,16 +111,17 @@ class ShopToolEnv(JSONToolEnv):
         """
         return self._call("search", kind=kind)
 
-    def view(self, id: str) -> str:
-        """Look at a product.
+    def view(self, id: str, size: str) -> str:
+        """Look at a product in a size.
 
         Args:
             id: The product's id.
+            size: The size.
 
         Returns:
-            Its kind and colour.
+            Its kind, and the id to add.
         """
-        return self._call("view", id=id)
+        return self._call("view", id=id, size=size)
 
     def add(self, id: str) -> str:
         """Put a product into the cart.

@@ -20,8 +20,9 @@ from mini_rome.types import Task
 SHOP = Shop()
 DATABASE = {
     "goods": {
-        "plum": {"kind": "lamp", "sizes": {"small": "fern", "large": "plum"}},
-        "fern": {"kind": "lamp", "sizes": {"small": "fern", "large": "plum"}},
+        "plum": {"kind": "lamp", "sizes": {"small": "fern", "large": "lily"}},
+        "fern": {},
+        "lily": {},
         "oak": {"kind": "pen"},
     },
     "cart": [],
@@ -47,13 +48,13 @@ def told(*calls: str) -> list[tuple[object, int | None]]:
 
 def test_the_tools_worked_by_hand() -> None:
     calls = (
-        'search {"kind":"lamp"}', 'say {"text":"which"}', 'view {"id":"plum"}', 'add {"id":"fern"}',
+        'search {"kind":"lamp"}', 'say {"text":"which"}', 'view {"id":"plum","size":"small"}', 'add {"id":"fern"}',
         'add {"id":"oak"}', 'remove {"id":"fern"}', 'add {"id":"fern"}', "buy", 'say {"text":"so long"}',
     )  # fmt: skip
     assert told(*calls) == [
-        ({"found": ["plum", "fern"]}, 0),
+        ({"found": ["plum"]}, 0),
         ({"user": "size 'small'"}, 0),
-        ({"kind": "lamp", "sizes": {"small": "fern", "large": "plum"}}, 0),
+        ({"kind": "lamp", "id": "fern"}, 0),
         ({"added": "fern"}, 0),
         ({"added": "oak"}, 0),
         ({"removed": "fern"}, 0),
@@ -69,7 +70,11 @@ def test_the_tools_worked_by_hand() -> None:
     ("call", "error"),
     [
         ('search {"kind":"plum"}', "no kind 'plum'"),
-        ('view {"id":"lamp"}', "no product 'lamp'"),
+        ('view {"id":"lamp","size":"small"}', "no product 'lamp'"),
+        ('view {"id":"plum","size":"red"}', "no size 'red'"),
+        ('view {"id":"oak","size":"small"}', "no size 'small'"),
+        ('view {"id":"fern","size":"small"}', "no size 'small'"),
+        ('add {"id":"plum"}', "plum has sizes"),
         ('add {"id":"lamp"}', "no product 'lamp'"),
         ('remove {"id":"plum"}', "no 'plum' in the cart"),
         ("buy", "the cart is empty"),
@@ -82,6 +87,12 @@ def test_what_cannot_be_done_is_refused(call: str, error: str) -> None:
 
 def test_the_cart_holds_a_product_once() -> None:
     assert told('add {"id":"oak"}', 'add {"id":"oak"}')[1] == ({"error": "oak is in the cart"}, 1)
+
+
+def wrong_ones(task: Task) -> list[str]:
+    """What can be put into the cart and should not be."""
+    goods = json.loads(task.files["database.json"])["goods"]
+    return [name for name, product in goods.items() if "sizes" not in product and name not in bought(task)]
 
 
 def bought(task: Task) -> list[str]:
@@ -102,16 +113,15 @@ def test_the_expert_buys_what_the_words_ask_for() -> None:
         goods, cart, kind = json.loads(task.files["database.json"])["goods"], [], ""
         for line in (line.removeprefix("last, ") for line in words):
             named = line.split("'")[1::2]
-            asked = [name for name in named if name in goods]
             kind = named[0] if line.startswith("find") else kind
-            if line.startswith("take"):
+            if "size" in line:
+                among = [name for name, product in goods.items() if product.get("kind") == kind]
+                (right,) = [named[0]] if line.startswith("take") else among
+                cart.append(goods[right]["sizes"][named[-1]])
+            elif line.startswith("take"):
                 cart.append(named[0])
             elif line.startswith("swap"):
                 cart[cart.index(named[0])] = named[1]
-            elif "size" in line:
-                among = asked or [name for name, product in goods.items() if product["kind"] == kind]
-                (right,) = {goods[name]["sizes"][named[-1]] for name in among}
-                cart.append(right)
             read[line.split(" ")[0]] += 1
         assert sorted(cart) == bought(task)
     assert min(read[word] for word in ("take", "swap", "find")) > 10
@@ -122,7 +132,7 @@ def test_one_thing_more_or_less_or_another_is_not_rewarded(sim: Pool) -> None:
     for seed in range(10):
         task = SHOP.make(seed, 5)
         right = bought(task)
-        others = [name for name in json.loads(task.files["database.json"])["goods"] if name not in right]
+        others = wrong_ones(task)
         for cart in ([*right, *others[:1]], right[:-1], [*right[:-1], *others[:1]]):
             buying = [*(f'add {{"id":"{name}"}}' for name in cart), *["buy"] * bool(cart)]
             expected = float(sorted(cart) == right)
@@ -136,8 +146,7 @@ def test_one_thing_more_or_less_or_another_is_not_rewarded(sim: Pool) -> None:
 def test_a_wrong_product_can_be_removed_until_it_is_bought(sim: Pool) -> None:
     task = next(t for t in (SHOP.make(seed, 2) for seed in range(30)) if t.expert[0].startswith("view"))
     viewed, last = task.expert
-    right = bought(task)[0]
-    wrong = next(name for name in json.loads(task.files["database.json"])["goods"] if name != right)
+    wrong = wrong_ones(task)[0]
     assert cases.run(sim, task, [f'add {{"id":"{wrong}"}}', viewed, f'remove {{"id":"{wrong}"}}', last])[1] == 1.0
     assert cases.run(sim, task, [f'add {{"id":"{wrong}"}}\nbuy', viewed, last])[1] == 0.0
 

@@ -63,7 +63,7 @@ def test_an_episode_that_is_not_solved_or_not_finished_earns_nothing() -> None:
     with pytest.raises(ConfigError, match=r"before reset\(\)"):
         environment.buy()
     environment.reset(family="shop", chunks=2, seed=0, backend="sim")
-    assert environment.view("nothing").startswith('{"error":"no product')
+    assert environment.view("nothing", "small").startswith('{"error":"no product')
     assert environment.submit() == ""
     assert environment.get_reward() == 0.0
     environment.reset(family="shop", chunks=2, seed=0, backend="sim")

@@ -1,10 +1,10 @@
 """Web shop (general agent): a customer's wishes are met from a catalogue, put into a cart and bought at the end.
 
-A wish is one of: take a product; swap one in the cart for another; one of two products, of a given size; a kind of
-product to be searched for, of a given size, which some customers only tell when asked. Which of two products has the
-size shows when the first one is viewed. A wrong product can be removed from the cart until it is bought; what is
-bought stays bought. A name that is not there is an error and changes nothing. Half of the instances are in Chinese;
-in half of them all wishes are told at once.
+A wish is one of: take a product; swap one in the cart for another; take a product in a given size; a kind of product
+to be searched for, in a given size, which some customers only tell when asked. Each size of a product has a name of
+its own, which shows when the product is viewed in that size. One viewed in the wrong size can be put into the cart,
+and removed until it is bought; what is bought stays bought. A name that is not there is an error and changes nothing.
+Half of the instances are in Chinese; in half of them all wishes are told at once.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from mini_rome.tools import SHOWN, call_body, dump
 from mini_rome.types import Task, Tool
 
 KINDS = tuple("bag bowl chair cup lamp pen rug table".split())
-SIZES = ("small", "large")  # in the order in which a product lists them
+SIZES = ("small", "large")
 
 WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
         "rules": "Fill the cart as the customer wants, then buy.",
-        "take": "take '{a}'", "swap": "swap '{a}' for '{b}'", "pick": "'{a}' or '{b}', {size}",
+        "take": "take '{a}'", "swap": "swap '{a}' for '{b}'", "pick": "take '{a}', {size}",
         "find": "find '{kind}', {size}", "ask": "find '{kind}'", "size": "size '{value}'",
         "last": "last, ", "next": "next", "which": "which", "bye": "bye",
     },
     "zh": {
         "rules": "按顾客说的选购，最后付款。",
-        "take": "要'{a}'", "swap": "把'{a}'换成'{b}'", "pick": "'{a}'或'{b}'，{size}",
+        "take": "要'{a}'", "swap": "把'{a}'换成'{b}'", "pick": "要'{a}'，{size}",
         "find": "找'{kind}'，{size}", "ask": "找'{kind}'", "size": "尺寸'{value}'",
         "last": "最后，", "next": "还有", "which": "哪种", "bye": "再见",
     },
@@ -54,21 +54,25 @@ LENGTHS = {"take": 1, "swap": 1, "pick": 2, "find": 3, "ask": 4}
 
 
 def search(database: Database, kind: str) -> object:
-    """The products of a kind."""
-    found = [name for name, product in database["goods"].items() if product["kind"] == kind]
+    """The products of a kind, without those that are one of their sizes."""
+    found = [name for name, product in database["goods"].items() if product.get("kind") == kind]
     if not found:
         raise ToolRefused(f"no kind '{kind[:SHOWN]}'")
     return {"found": found}
 
 
-def view(database: Database, id: str) -> object:
-    """Kind of a product, and which product it is in each size, where there are several."""
-    return _product(database, id)
+def view(database: Database, id: str, size: str) -> object:
+    """What a product is in a size: its kind, and the id to add."""
+    product = _product(database, id)
+    if size not in product.get("sizes", {}):
+        raise ToolRefused(f"no size '{size[:SHOWN]}'")
+    return {"kind": product["kind"], "id": product["sizes"][size]}
 
 
 def add(database: Database, id: str) -> object:
     """Put a product into the cart."""
-    _product(database, id)
+    if "sizes" in _product(database, id):
+        raise ToolRefused(f"{id} has sizes")
     if id in database["cart"]:
         raise ToolRefused(f"{id} is in the cart")
     database["cart"].append(id)
@@ -142,20 +146,19 @@ class Plan:
         self.cart.append(product)
 
     def _by_size(self, rng: random.Random, form: str) -> None:
-        """One of two products: by name (pick), or of a kind (find), the size told only when asked for (ask)."""
+        """A product in a size: by name (pick), or of a kind (find), the size told only when asked for (ask)."""
         kind = self.common if form == "pick" else next(self.kinds)
-        first, second = next(self.names), next(self.names)
-        sizes = dict(zip(SIZES, (first, second) if rng.random() < 0.5 else (second, first), strict=True))
-        self.goods |= {name: {"kind": kind, "sizes": sizes} for name in (first, second)}
+        product, sizes = next(self.names), {each: next(self.names) for each in SIZES}
+        self.goods |= {product: {"kind": kind, "sizes": sizes}, **{name: {} for name in sizes.values()}}
         size = rng.choice(SIZES)
-        given = {"a": first, "b": second, "kind": kind, "size": self.words["size"].format(value=size)}
+        given = {"a": product, "kind": kind, "size": self.words["size"].format(value=size)}
         answer = [self.words["find"].format(**given)] if form == "ask" else []
         self._say(self.words[form].format(**given), answer)
         if form != "pick":
             self.expert.append([call_body("search", kind=kind)])
         if form == "ask":
             self.expert.append([call_body("say", text=self.words["which"])])
-        self.expert += [[call_body("view", id=first)], [call_body("add", id=sizes[size])]]
+        self.expert += [[call_body("view", id=product, size=size)], [call_body("add", id=sizes[size])]]
         self.cart.append(sizes[size])
 
     def _say(self, text: str, answers: Sequence[str] = ()) -> None:
@@ -185,13 +188,13 @@ class Shop(Family):
     def build(self, rng: random.Random, chunks: int) -> Task:
         language, at_once = rng.choice(LANGUAGES), rng.random() < 0.5
         words = WORDS[language]
-        viewed = chunks == 1  # there is no chunk left to view the first product: the instruction shows it
+        viewed = chunks == 1  # there is no chunk left to view the product: the instruction shows it in its size
         wanted = ["pick"] if viewed else forms(rng, chunks, at_once)
         common, *kinds = rng.sample(KINDS, len(KINDS))
-        plan = Plan(words, iter(rng.sample(NAMES, 2 * len(wanted))), iter(kinds), common)
+        plan = Plan(words, iter(rng.sample(NAMES, 3 * len(wanted))), iter(kinds), common)
         for form in wanted:
             plan.wish(rng, form)
-        record = f"\n{dump(next(iter(plan.goods.values())))}" if viewed else ""
+        record = f"\n{dump({'kind': common, 'id': plan.cart[0]})}" if viewed else ""
         plan.expert[-1].append(call_body("buy"))
         told, script = tell(plan.wishes, plan.replies, words["last"], words["bye"], at_once)
         database = {"goods": plan.goods, "cart": [], "bought": [], "script": script}
@@ -210,4 +213,4 @@ class Shop(Family):
 
     def mistake(self, task: Task, chunk: int, rng: random.Random) -> str:
         """The expert's call with a name that is not there."""
-        return wrong_name(task.expert[chunk], absent(NAMES, task.files[DATABASE], rng), "view")
+        return wrong_name(task.expert[chunk], absent(NAMES, task.files[DATABASE], rng), "add")
