@@ -373,7 +373,8 @@ function listen() {
       return;
     }
     if (event.ctrlKey || event.metaKey || event.altKey || $("help").open || !Object.hasOwn(ACTIONS, event.key)) return;
-    if (event.key === "Enter" ? event.target.closest("button, summary") : event.key.startsWith("Arrow") && event.target.closest("pre")) return;
+    // A dialog that was just closed may keep the focus until the next frame: its button is no longer one to press.
+    if (event.key === "Enter" ? event.target.closest("button, summary")?.checkVisibility() : event.key.startsWith("Arrow") && event.target.closest("pre")) return;
     event.preventDefault();
     ACTIONS[event.key]();
   });
