@@ -16,9 +16,15 @@ def start_processes() -> None:
     That is what `accelerate launch --cpu --num_processes N` does without MPI (its simple launcher), saying nothing of
     it. The process becomes torchrun's, so exit code and signals are as if that had been typed.
     """
-    if not _short_of_processes(os.environ):
+    if not _short_of_processes(os.environ) or os.environ["MASTER_ADDR"] not in ("127.0.0.1", "localhost"):
+        return  # several machines need MPI
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true":
         return
-    if (asked := asked_for(psutil.Process(os.getppid()).cmdline(), sys.argv[0])) > 1:
+    try:
+        launcher = psutil.Process(os.getppid()).cmdline()
+    except psutil.Error:  # gone, or not ours to see: `processes_line` says that one process trains
+        return
+    if (asked := asked_for(launcher, sys.argv[0])) > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(asked)]
         sys.stderr.flush()
         os.execv(sys.executable, [*torchrun, *sys.argv])

@@ -176,7 +176,7 @@ def compare(committed: Sequence[Row], new: Sequence[Row], ablation: Ablation) ->
     ]
     for claim in ablation.claims:
         before, result = claim.test(committed), claim.test(new)
-        agrees = None if result.holds is None else result.holds == before.holds
+        agrees = None if None in (before.holds, result.holds) else before.holds == result.holds
         lines.append((f"{claim.text}: {before.verdict} committed, {result.verdict} new: {result.numbers}", agrees))
     return lines
 
