@@ -320,3 +320,22 @@ def test_experts_and_mistakes_give_the_same_on_both_backends(
             assert (one.exit_code, one.output) == (two.exit_code, two.output), command
         assert sim.snapshot().tree_hash == real.snapshot().tree_hash
         assert verify_files(task, sim).reward == verify_files(task, real).reward == 1.0
+
+
+def test_the_maps_and_losses_say_what_the_expert_does() -> None:
+    """An own reading of the rules: the name after the way to go; of two runs the one with the lower loss."""
+    for seed in range(50):
+        for chunks in (1, 4):
+            task = get_family("maze").make(seed, chunks)
+            shown = task.instruction.split("\n")[1]
+            for n, call in enumerate(task.expert, 1):
+                words, room = shown.split(), call.split()[-1]
+                way = words[words.index("go") + 1]
+                assert words[words.index(way) + 1] == room and ("last" in words) == (n == chunks)
+                shown = task.files[room]
+            task = get_family("sweep").make(seed, chunks)
+            shown = task.instruction.split("\n")[1]
+            for call in task.expert:
+                first, loss, second, other = shown.split()[:4]
+                assert call.split()[-1] == (first if int(loss) < int(other) else second)
+                shown = task.files[call.split()[-1]].partition("\n")[2]
