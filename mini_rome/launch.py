@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
+LAUNCHERS = {"accelerate", "accelerate-launch", "accelerate.commands.launch"}
+
 
 def start_processes() -> None:
     """Start this recipe again under torchrun where accelerate was asked for several processes and started one.
@@ -37,13 +39,15 @@ def asked_for(launcher: Sequence[str], script: str) -> int:
 
     >>> asked_for("accelerate launch --cpu --num_processes 2 recipes/ipa.py --max_steps 4".split(), "recipes/ipa.py")
     2
-    >>> asked_for("bash recipes/ipa.py --num_processes 3".split(), "recipes/ipa.py")
+    >>> asked_for("accelerate launch --num_machines 2 --num-processes=4 recipes/ipa.py".split(), "recipes/ipa.py")
+    1
+    >>> asked_for("/accelerate/bin/python wrap.py --num_processes 3 recipes/ipa.py".split(), "recipes/ipa.py")
     1
     """
     words = launcher[: launcher.index(script)] if script in launcher else ()
-    if not any("accelerate" in word for word in words):
+    if not LAUNCHERS & {os.path.basename(word) for word in words[:3]}:  # an interpreter, -m, the launcher
         return 1
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--num_processes", "--num-processes", type=int, default=1)
     parser.add_argument("--num_machines", "--num-machines", type=int, default=1)
     known, _ = parser.parse_known_args(words)
