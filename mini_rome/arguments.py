@@ -53,7 +53,7 @@ class RunArguments:
     train_tasks: int = field(default=64, metadata={"help": "Tasks, each with one expert, that IPA trains on."})
     sft_tasks: int = field(default=1500, metadata={"help": "Expert trajectories for SFT."})
     sft_steps: int = field(default=360, metadata={"help": "Optimiser steps of SFT."})
-    sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT."})
+    sft_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of SFT; in stage 2 a quarter."})
     sft_batch_size: int = field(default=32, metadata={"help": "Trajectories per optimiser step and process of SFT."})
     sft_micro_batch: int = field(
         default=8, metadata={"help": "Trajectories computed at once in SFT, where that divides --sft_batch_size."}

@@ -8,7 +8,7 @@ What differs from plain SFT:
   1. trajectories are run in the sandbox, with injected mistakes and the recoveries after them;
   2. whole turns whose call or execution failed, or that do not serve the task, stay in context and out of the loss;
   3. what the environment wrote is never trained, the stop token of a kept response is;
-  4. stage 1 takes all that the filter let through, stage 2 the best trajectories of what the model still gets wrong.
+  4. stage 1 takes all that the filter let through, stage 2 the best of each instance, more often what is still wrong.
 
 Commands:
   one CPU, two minutes   python recipes/sft.py

@@ -7,7 +7,7 @@
 What each run is:
   1. teachers that make many mistakes, say steps twice and repeat failing commands write the data of all variants;
   2. a variant trains the same tiny model on it, with its masks; `stage 2` goes on with half as many steps on the best
-     trajectories of what the model gets wrong, `longer` with half as many on the same data;
+     trajectory of each instance, four times as often where it is still wrong, `longer` with as many on the same data;
   3. success and the share of failing turns are measured on held-out tasks, from the initial state.
 
 Commands:
@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory  # noqa: E402
 from mini_rome.data.ablation_masks import VARIANTS, draw_masks, read_table, rows_of, table_of  # noqa: E402
 from mini_rome.data.demonstrations import make_tasks  # noqa: E402
 from mini_rome.data.staged import fit  # noqa: E402
-from mini_rome.data.stages import mixed_rows, preferred, still_wrong  # noqa: E402
+from mini_rome.data.stages import EMPHASIS, REFINE, emphasised, mixed_rows, preferred, still_wrong  # noqa: E402
 from mini_rome.data.synthesis import Scripted  # noqa: E402
 from mini_rome.errors import ConfigError  # noqa: E402
 from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING  # noqa: E402
@@ -124,10 +124,11 @@ def run(
     train(data, a.steps * variant.steps, a.sft_rate)
     rollout = Rollout(chat, TransformersSampler(model, chat.stop_id), pool, seed=seed)
     if variant.second:
-        chosen = still_wrong(rollout, preferred(data), attempts=2)
-        display.line(f"stage 2: {len(chosen)} instances are still wrong")
-        if chosen:
-            train(chosen, a.steps / 2, a.sft_rate / 4)
+        best = preferred(data)
+        wrong = still_wrong(rollout, best, attempts=2)
+        display.line(f"stage 2: {len(wrong)} of {len(best)} instances are still wrong")
+        if wrong:
+            train(emphasised(best, wrong, EMPHASIS), a.steps / 2, a.sft_rate * REFINE)
             rollout.sampler.sync(model, version=1)
     short, failed = outcomes(rollout, make_tasks(a.families, a.chunks, a.eval_tasks, "test", seed))
     long, _ = outcomes(rollout, make_tasks(a.families, a.long_chunks, a.eval_tasks, "test", seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 import torch
 from tiny import chat, experts, model
 
+from mini_rome.arguments import RunArguments
+from mini_rome.config import IPAConfig
 from mini_rome.data import corpus, records
 from mini_rome.data.cpt import CPTArguments, LinearDecay, code_rows, decay_at, heldout_loss, take, trajectory_rows
-from mini_rome.data.staged import StageArguments, fit, selected, start_model
-from mini_rome.data.stages import mixed_rows, open_dataset, preferred, question_row
+from mini_rome.data.staged import StageArguments, config_of, fit, selected, start_model, train_stage
+from mini_rome.data.stages import emphasised, mixed_rows, open_dataset, preferred, question_row
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.masks import IGNORE, MaskPolicy, annotate
 from mini_rome.progress import Display
@@ -145,15 +148,43 @@ def test_the_preferred_trajectory_has_the_fewest_failures_then_turns() -> None:
     assert preferred([failed, longer, other, clean]) == [clean, other]
 
 
-def test_stage_two_takes_what_the_model_gets_wrong_and_says_when_nothing_is_left() -> None:
+def test_what_is_still_wrong_is_shown_more_often_and_the_rest_is_not_dropped() -> None:
+    easy, hard = trajectories()
+    assert emphasised([easy, hard], [hard], 4) == [easy, hard, hard, hard, hard]
+    assert emphasised([easy, hard], [hard], 1) == [easy, hard]
+
+
+def test_stage_two_shows_more_often_what_the_model_gets_wrong_and_says_when_nothing_is_left() -> None:
     first, _ = experts()
     answers = ScriptedSampler([turn.ids for turn in first.trajectory.turns] + [[chat().stop_id]] * 20)
     with Pool("sim") as pool:
         rollout = Rollout(chat(), answers, pool)
         stage = StageArguments(stage=2, attempts=1)
-        assert selected(rollout, trajectories(), stage, 64, Display(False)) == trajectories()[1:]
+        right, wrong = trajectories()
+        assert selected(rollout, [right, wrong], stage, 64, Display(False)) == [right, *[wrong] * 4]
         with pytest.raises(MiniRomeError, match="the model solves all 1 instances: stage 2 has nothing to train on"):
             selected(rollout, [first.trajectory], stage, 64, Display(False))
+
+
+def test_the_stages_train_one_after_the_other_and_the_second_in_steps_of_a_quarter(tmp_path: Path) -> None:
+    chat().tokenizer.save_pretrained(tmp_path / "tokenizer")
+    records.write(tmp_path / "train.parquet", trajectories(), chat())
+    run = RunArguments(
+        sandbox="sim", families=["notes"], chunks=[2], sft_chunks=[1], eval_tasks=2, sft_steps=3, sft_batch_size=2
+    )
+    hashes, rates = [], []
+    for number in (1, 2):
+        stage = StageArguments(data=str(tmp_path), stage=number, attempts=1)
+        args = IPAConfig(output_dir=str(tmp_path / f"stage{number}"))
+        rates.append(config_of(run, stage, args, tmp_path).learning_rate)
+        folder = train_stage(run, stage, args)
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        assert found["stage"] == number and found["success"]["after"]["long"]["n"] == 2
+        hashes.append(found["weights"])
+        run = replace(run, model=str(folder / "sft"))
+    assert found["chosen"] == 8 and found["trajectories"] == 2  # it knows nothing yet: both are wrong, 4 times each
+    assert hashes[0] != hashes[1]
+    assert rates == [2e-3, 5e-4]
 
 
 def test_a_dataset_folder_is_opened_with_its_own_tokenizer(tmp_path: Path) -> None:
@@ -168,6 +199,6 @@ def test_a_dataset_folder_is_opened_with_its_own_tokenizer(tmp_path: Path) -> No
 
 
 def test_wrong_stage_options_are_named() -> None:
-    for wrong in ({"stage": 3}, {"attempts": 0}, {"pack_length": -1}, {"mix": [1.0]}):
+    for wrong in ({"stage": 3}, {"attempts": 0}, {"emphasis": 0}, {"pack_length": -1}, {"mix": [1.0]}):
         with pytest.raises(ConfigError, match=f"--{next(iter(wrong))}"):
             StageArguments(**wrong)

@@ -15,7 +15,16 @@ from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.data.demonstrations import make_tasks
 from mini_rome.data.records import tokenizer_hash
-from mini_rome.data.stages import SftRow, mixed_rows, open_dataset, preferred, still_wrong
+from mini_rome.data.stages import (
+    EMPHASIS,
+    REFINE,
+    SftRow,
+    emphasised,
+    mixed_rows,
+    open_dataset,
+    preferred,
+    still_wrong,
+)
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.masks import MaskPolicy, masked_share
@@ -38,8 +47,11 @@ class StageArguments:
     """SFT on a dataset of trajectories; without --data the recipe makes its own, as `make ipa` does."""
 
     data: str | None = field(default=None, metadata={"help": "Dataset folder of recipes/data.py; default: none."})
-    stage: int = field(default=1, metadata={"help": "1: all of the dataset; 2: the best of what --model gets wrong."})
+    stage: int = field(default=1, metadata={"help": "1: all of the dataset; 2: the best of each instance."})
     attempts: int = field(default=2, metadata={"help": "Stage 2: tries of each instance; one failure selects it."})
+    emphasis: int = field(
+        default=EMPHASIS, metadata={"help": "Stage 2: how many times as often to show what --model gets wrong."}
+    )
     pack_length: int = field(default=0, metadata={"help": "Pack rows into so many tokens; 0: pad batches instead."})
     mask_errors: bool = field(default=True, metadata={"help": "m_err of eq. 1: leave failed turns out of the loss."})
     mask_irrelevant: bool = field(default=True, metadata={"help": "m_task of eq. 2: leave irrelevant turns out."})
@@ -51,8 +63,9 @@ class StageArguments:
     def __post_init__(self) -> None:
         if self.stage not in (1, 2):
             raise ConfigError(f"--stage {self.stage}: 1 or 2")
-        if self.attempts < 1:
-            raise ConfigError(f"--attempts {self.attempts}: must be at least 1")
+        for name in ("attempts", "emphasis"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
         if self.pack_length < 0:
             raise ConfigError(f"--pack_length {self.pack_length}: must be 0 or more")
         if len(self.mix) != 3:
@@ -115,11 +128,14 @@ def selected(
         return data
     best = preferred(data)
     with display.stage("what is still wrong", len(best)) as update:
-        chosen = still_wrong(rollout, best, stage.attempts, max_new_tokens, update)
-    display.line(f"stage 2: {len(chosen)} of {len(best)} instances, the best trajectory of each")
-    if not chosen:
+        wrong = still_wrong(rollout, best, stage.attempts, max_new_tokens, update)
+    display.line(
+        f"stage 2: the best trajectory of each of {len(best)} instances; {len(wrong)} are still wrong and are shown "
+        f"{stage.emphasis} times as often"
+    )
+    if not wrong:
         raise MiniRomeError(f"the model solves all {len(best)} instances: stage 2 has nothing to train on")
-    return chosen
+    return emphasised(best, wrong, stage.emphasis)
 
 
 def measured(rollout: Rollout, arguments: RunArguments, seed: int, display: Display, when: str) -> dict[str, Any]:
@@ -138,7 +154,7 @@ def config_of(arguments: RunArguments, stage: StageArguments, args: IPAConfig, f
     return MaskedSFTConfig(
         output_dir=str(folder / "sft-trainer"),
         max_steps=arguments.sft_steps,
-        learning_rate=arguments.sft_learning_rate,
+        learning_rate=arguments.sft_learning_rate * (REFINE if stage.stage == 2 else 1.0),
         seed=args.seed,
         bf16=args.bf16,
         gradient_checkpointing=args.gradient_checkpointing,
