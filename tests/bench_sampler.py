@@ -5,7 +5,8 @@
   1. tokens per second and seconds of a rollout, vLLM and transformers in turn: the tiny model, and a Qwen3-MoE of
      about 100 M random weights. Turns have a fixed length and are answered by the sampler alone: no sandbox.
   2. seconds until vLLM samples with new weights, of both models
-  3. seconds of an optimiser step with --async_ratio 1 and 0: the tiny model after a short SFT, simulated sandbox
+  3. seconds of an optimiser step with --async_ratio 1 and 0: the tiny model after a short SFT, simulated sandbox,
+     at a learning rate of 0, so that both draw the same rollouts
   4. the share of a rollout in which neither sampler nor sandbox is at work: the same model and tasks
 
 Prints tables and writes recipes/results/bench_sampler.json. On a busy machine ratios count, seconds hardly.
@@ -59,6 +60,7 @@ RUN: dict[str, Any] = {
 IPA: dict[str, Any] = {
     "seed": SEED, "resampling": "parallel", "failure_reward": -1.0, "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 4, "save_strategy": "no",
+    "learning_rate": 0.0,  # else the two ways train apart, and one policy soon writes longer episodes than the other
 }  # fmt: skip
 
 
@@ -80,13 +82,14 @@ def rollout(sampler: Sampler, vocab: int, episodes: int, turns: int, tokens: int
     return sampled, time.perf_counter() - begun
 
 
-def median_seconds(action: Callable[[], Any], repeats: int = 5) -> float:
+def median_and_fastest(action: Callable[[], Any], repeats: int = 9) -> tuple[float, float]:
+    """Seconds. Whoever shares the machine can only add to them, so the fastest is what a call costs by itself."""
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
         action()
         times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+    return statistics.median(times), min(times)
 
 
 def samplers(
@@ -112,8 +115,10 @@ def samplers(
         found["rollouts"].append(row)
     weights = dict(merged_weights(model))
     found["cached_share"] = engine.cached_tokens / engine.prompt_tokens
-    found["sync_s"] = median_seconds(lambda: engine.sync(model, engine.version + 1))
-    found["probe_s"] = median_seconds(lambda: engine.probe(model, weights))
+    for name, action in (
+        ("sync", lambda: engine.sync(model, engine.version + 1)), ("probe", lambda: engine.probe(model, weights)),
+    ):  # fmt: skip
+        found[f"{name}_s"], found[f"{name}_fastest_s"] = median_and_fastest(action)
     engine.close()
     return found
 
@@ -136,13 +141,14 @@ def short_sft(folder: Path) -> str:
         return str(run.folder / "sft")
 
 
-def step_seconds(folder: Path, model: str, async_ratio: int, steps: int) -> list[float]:
-    """Of each optimiser step of one training run."""
+def step_seconds(folder: Path, model: str, async_ratio: int, steps: int) -> tuple[list[float], float]:
+    """Of each optimiser step of one training run; and processor seconds per step, over all threads."""
     with quiet_run(folder, model, async_ratio=async_ratio, max_steps=steps) as run:
-        experts = run.experts()
+        experts, begun = run.experts(), time.process_time()
         with recording() as spans:
             run.train_ipa("ipa", experts, None)
-    return [span.end - span.begin for span in spans if span.phase == STEP]
+        processor = (time.process_time() - begun) / steps
+    return [span.end - span.begin for span in spans if span.phase == STEP], processor
 
 
 def rollouts_ahead(folder: Path, model: str, steps: int) -> dict[str, Any]:
@@ -151,16 +157,18 @@ def rollouts_ahead(folder: Path, model: str, steps: int) -> dict[str, Any]:
     A run's first step draws its own rollouts in either way and with async_ratio 1 the last one draws none: medians
     are over the others.
     """
-    taken: dict[int, list[list[float]]] = {0: [], 1: []}
+    runs: dict[int, list[tuple[list[float], float]]] = {0: [], 1: []}
     for number, ratio in enumerate((0, 1, 1, 0)):
-        taken[ratio].append(step_seconds(folder / str(number), model, ratio, steps))
-    inner = {ratio: [seconds for run in runs for seconds in run[1:-1]] for ratio, runs in taken.items()}
-    medians = {ratio: statistics.median(values) for ratio, values in inner.items()}
-    means = {ratio: statistics.mean(sum(runs, [])) for ratio, runs in taken.items()}
-    return {
-        "steps_s": taken, "median_s": medians, "ratio": medians[1] / medians[0], "mean_s": means,
-        "ratio_of_means": means[1] / means[0],
-    }  # fmt: skip
+        runs[ratio].append(step_seconds(folder / str(number), model, ratio, steps))
+    found: dict[str, Any] = {}
+    for ratio, taken in runs.items():
+        found[str(ratio)] = {
+            "median_s": statistics.median(seconds for steps, _ in taken for seconds in steps[1:-1]),
+            "mean_s": statistics.mean(seconds for steps, _ in taken for seconds in steps),
+            "processor_s": statistics.mean(processor for _, processor in taken),
+        }
+    found["ratio"] = {name: found["1"][name] / found["0"][name] for name in found["0"]}
+    return found | {"steps_s": {ratio: [steps for steps, _ in taken] for ratio, taken in runs.items()}}
 
 
 def unaccounted(spans: Sequence[Span]) -> float:
@@ -193,16 +201,16 @@ def rollout_shares(folder: Path, model: str, sampler: str, repeats: int) -> dict
     return {**kept, "overhead": unaccounted(spans)}
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(title=title, title_justify="left", box=None)
+def show(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    made = Table(box=None)
     for column in columns:
         made.add_column(column, justify="right")
     for row in rows:
         made.add_row(*row)
-    return made
+    console.print(title, made, "", sep="\n")
 
 
-def speed_table(name: str, found: dict[str, Any]) -> Table:
+def show_speeds(console: Console, name: str, found: dict[str, Any]) -> None:
     title = (
         f"{name}: {found['turns']} turns of {found['tokens']} tokens (vLLM starts in {found['start_s']:.0f} s; "
         f"{found['cached_share']:.0%} of its prompt tokens cached)"
@@ -213,7 +221,7 @@ def speed_table(name: str, found: dict[str, Any]) -> Table:
          *(f"{row[each]['rollout_s']:.2f}" for each in SAMPLERS), f"{row['ratio']:.2f}"]
         for row in found["rollouts"]
     ]  # fmt: skip
-    return table(title, columns, rows)
+    show(console, title, columns, rows)
 
 
 def main() -> None:
@@ -231,23 +239,23 @@ def main() -> None:
     record = provenance("sim", "transformers, vllm", SEED) | {"threads": torch.get_num_threads(), "limits": LIMITS}
 
     tiny = samplers(build_model(build_tokenizer()).eval(), options.episodes, options.turns, 20, options.repeats)
-    console.print(speed_table("tiny model", tiny))
+    show_speeds(console, "tiny model", tiny)
     large = samplers(qwen_moe(qwen_tokenizer()).eval(), options.large, **LARGE, repeats=options.repeats)
-    console.print(speed_table("Qwen3-MoE of 100 M weights", large))
+    show_speeds(console, "Qwen3-MoE of 100 M weights", large)
 
     with tempfile.TemporaryDirectory() as folder:
         model = short_sft(Path(folder) / "sft")
         ahead = rollouts_ahead(Path(folder), model, options.steps)
         parts = {name: rollout_shares(Path(folder) / name, model, name, options.repeats) for name in SAMPLERS}
-    rows = [[str(ratio), f"{ahead['median_s'][ratio]:.2f}", f"{ahead['mean_s'][ratio]:.2f}"] for ratio in (0, 1)]
-    rows.append(["1 / 0", f"{ahead['ratio']:.2f}", f"{ahead['ratio_of_means']:.2f}"])
-    columns = ("async_ratio", "median of inner steps", "mean of all steps")
-    console.print(table("seconds of an optimiser step, 32 rollouts, K = 6, sim", columns, rows))
+    columns = ("async_ratio", "median of inner steps", "mean of all steps", "processor, all threads")
+    rows = [[name, *(f"{value:.2f}" for value in ahead[key].values())]
+            for name, key in (("0", "0"), ("1", "1"), ("1 / 0", "ratio"))]  # fmt: skip
+    show(console, "seconds of an optimiser step, 32 rollouts, K = 6, sim", columns, rows)
     shares = ("generate", "environment", "reward", "overhead")
     rows = [[name, f"{part['seconds']:.2f}", *(f"{part[each]:.1%}" for each in shares)]
             for name, part in parts.items()]  # fmt: skip
-    title = f"a rollout of {EPISODES} episodes, K = 6, sim: its shares; overhead: neither sampler nor sandbox at work"
-    console.print(table(title, ("sampler", "seconds", *shares), rows))
+    title = f"a rollout of {EPISODES} episodes, K = 6, sim; overhead: neither sampler nor sandbox is at work"
+    show(console, title, ("sampler", "seconds", *shares), rows)
 
     values = {
         "sync_s_tiny": tiny["sync_s"], "sync_s_100m": large["sync_s"],
@@ -256,8 +264,10 @@ def main() -> None:
     met = {name: value <= LIMITS[name] for name, value in values.items()}
     rows = [[name, f"{value:.3f}", f"{LIMITS[name]:g}", "met" if met[name] else "MISSED"]
             for name, value in values.items()]  # fmt: skip
-    console.print(table("limits", ("", "measured", "limit", ""), rows))
-    console.print(f"of a sync the probe takes {tiny['probe_s']:.3f} s (tiny) and {large['probe_s']:.3f} s (100 M)")
+    show(console, "limits", ("", "measured", "limit", ""), rows)
+    rows = [[name, *(f"{found[key]:.3f}" for key in ("sync_s", "sync_fastest_s", "probe_s"))]
+            for name, found in (("tiny", tiny), ("100 M", large))]  # fmt: skip
+    show(console, "seconds of a sync", ("", "median", "fastest", "of which the probe"), rows)
     minutes = (time.monotonic() - begun) / 60
     record |= {"load": {"at_start": load, "at_end": os.getloadavg()[0]}, "minutes": minutes}
     console.print(f"{minutes:.1f} minutes, load average {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end")
