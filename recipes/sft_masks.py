@@ -19,6 +19,7 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
+import json  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from dataclasses import asdict, dataclass, field  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -38,6 +39,7 @@ from mini_rome.model import build_model, build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
 from mini_rome.rollout import Rollout  # noqa: E402
+from mini_rome.run_options import check_horizons  # noqa: E402
 from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402
 from mini_rome.sampler.transformers import TransformersSampler  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
@@ -71,6 +73,7 @@ class AblationArguments:
         for name in ("count", "steps", "batch", "eval_tasks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+        check_horizons(self.families, chunks=self.chunks, long_chunks=self.long_chunks)
 
 
 def main() -> None:
@@ -91,11 +94,13 @@ def main() -> None:
                 rows += rows_of(name, seed, a.steps, values)
                 write_csv(out, rows, COLUMNS)
                 display.line(f"seed {seed}, {name}: " + ", ".join(f"{k} {v:.3f}" for k, v in values.items()))
+    beside = out.with_suffix(".json")
+    seconds = json.loads(beside.read_text())["seconds"] if beside.exists() else {}  # of the runs that were there
     facts = provenance(backend, "transformers", a.seeds[0])
-    facts |= {"figure": "sft_masks", "seeds": a.seeds, "options": asdict(a), "seconds": display.seconds}
-    write_json(out.with_suffix(".json"), facts)
+    facts |= {"figure": "sft_masks", "seeds": a.seeds, "options": asdict(a), "seconds": seconds | display.seconds}
+    write_json(beside, facts)
     display.console.print(table_of(rows, backend))
-    display.line(f"figure: {draw_masks(out, out.with_suffix('.json'), out.with_suffix('.png'))}")
+    display.line(f"figure: {draw_masks(out, beside, out.with_suffix('.png'))}")
 
 
 def written(a: AblationArguments, chat: ChatFormat, pool: Pool, seed: int) -> list[Trajectory]:
