@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from accelerate.utils import parse_flag_from_env
+
 from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.errors import ConfigError
@@ -40,7 +42,7 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
         raise ConfigError(
             "--sampler transformers: FSDP shares out the weights that it would sample with; use vllm-adapters"
         )
-    spared = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true"
+    spared = parse_flag_from_env("FSDP_CPU_RAM_EFFICIENT_LOADING")
     if shared_out() and spared and arguments.sampler == "vllm":
         raise ConfigError(
             "--sampler vllm: with fsdp_cpu_ram_efficient_loading one rank alone has the weights that the "
@@ -50,7 +52,7 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
 
 def shared_out() -> bool:
     """Whether accelerate will share out the weights (FSDP2). ConfigError: by FSDP1, whose shares are not gathered."""
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
+    if not parse_flag_from_env("ACCELERATE_USE_FSDP"):
         return False
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise ConfigError("FSDP of version 1: set fsdp_version: 2 in accelerate's configuration")
