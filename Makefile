@@ -24,7 +24,7 @@ define TESTS_IN_TWO_PARTS
 	second=0; $(PYTEST) -m "($(1)) and ($(ENGINES))" $(ARGS) || second=$$?; \
 	case $$second in 5) exit $$first;; *) exit $$second;; esac
 endef
-ABLATIONS := fig12 fig13 fig10 control12 control13 choices baselines
+ABLATIONS := fig12 fig13 fig10 fig10_sweep fig10_noise control12 control13 choices baselines safety
 CORE_TESTS = $(wildcard $(foreach name,chunking masks collator credit loss resample trainer,tests/test_$(name)*.py))
 
 # Spinning OpenMP threads slow torch and vLLM many times as soon as anything else runs beside them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -35,13 +36,17 @@ class OptionsParser(TrlParser):
             self.print_help()
             raise SystemExit(0)
         try:
-            return self.parse_args_and_config(words)
+            *parsed, unknown = self.parse_args_and_config(words, return_remaining_strings=True)
         except (IndexError, FileNotFoundError, IsADirectoryError) as error:
             raise ConfigError(f"--config: {error}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"--config: not YAML ({str(error).splitlines()[0]})") from error
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
+            self.error(f"unknown option {unknown[0]}" + (f", did you mean {near[0]}?" if near else ""))
+        return tuple(parsed)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (--help lists the options)")

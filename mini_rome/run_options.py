@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from accelerate.utils import parse_flag_from_env
 
 from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
@@ -24,11 +26,7 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
             f"--train_tasks {tasks} times --num_generations {rollouts} does not fit the "
             f"{batch} rollouts of a step (batch size x accumulation x processes)."
         )
-    for option in ("chunks", "sft_chunks"):
-        for horizon, family in itertools.product(getattr(arguments, option), arguments.families):
-            last = get_family(family).max_chunks
-            if not 1 <= horizon <= last:
-                raise ConfigError(f"--{option} {horizon}: family {family!r} has horizons 1 to {last}")
+    check_horizons(arguments.families, chunks=arguments.chunks, sft_chunks=arguments.sft_chunks)
     if args.resume_from_checkpoint is not None:
         raise ConfigError(
             f"--resume_from_checkpoint {args.resume_from_checkpoint}: a run goes on as a whole, "
@@ -40,7 +38,7 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
         raise ConfigError(
             "--sampler transformers: FSDP shares out the weights that it would sample with; use vllm-adapters"
         )
-    spared = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() == "true"
+    spared = parse_flag_from_env("FSDP_CPU_RAM_EFFICIENT_LOADING")
     if shared_out() and spared and arguments.sampler == "vllm":
         raise ConfigError(
             "--sampler vllm: with fsdp_cpu_ram_efficient_loading one rank alone has the weights that the "
@@ -48,9 +46,18 @@ def check_fit(arguments: RunArguments, args: IPAConfig) -> None:
         )
 
 
+def check_horizons(families: Sequence[str], **options: Sequence[int]) -> None:
+    """ConfigError, which names the option: a family that there is not, or one that has not all of its horizons."""
+    for (option, horizons), family in itertools.product(options.items(), families):
+        last = get_family(family).max_chunks
+        for horizon in horizons:
+            if not 1 <= horizon <= last:
+                raise ConfigError(f"--{option} {horizon}: family {family!r} has horizons 1 to {last}")
+
+
 def shared_out() -> bool:
     """Whether accelerate will share out the weights (FSDP2). ConfigError: by FSDP1, whose shares are not gathered."""
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
+    if not parse_flag_from_env("ACCELERATE_USE_FSDP"):
         return False
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise ConfigError("FSDP of version 1: set fsdp_version: 2 in accelerate's configuration")

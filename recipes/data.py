@@ -38,6 +38,7 @@ from mini_rome.evaluation.model_client import Endpoint  # noqa: E402
 from mini_rome.model import build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
+from mini_rome.run_options import check_horizons  # noqa: E402
 from mini_rome.runs import new_run, provenance, write_csv  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
@@ -68,6 +69,7 @@ class DataArguments:
             url = getattr(self, f"{role}_url")
             if url and not getattr(self, f"{role}_model"):
                 raise ConfigError(f"--{role}_url {url}: needs --{role}_model, its model's name")
+        check_horizons(self.families, chunks=self.chunks)
 
 
 def main() -> None:

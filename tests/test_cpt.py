@@ -159,7 +159,7 @@ def test_stage_two_shows_more_often_what_the_model_gets_wrong_and_says_when_noth
     answers = ScriptedSampler([turn.ids for turn in first.trajectory.turns] + [[chat().stop_id]] * 20)
     with Pool("sim") as pool:
         rollout = Rollout(chat(), answers, pool)
-        stage = StageArguments(stage=2, attempts=1)
+        stage = StageArguments(data="d", stage=2, attempts=1)
         right, wrong = trajectories()
         assert selected(rollout, [right, wrong], stage, 64, Display(False)) == [right, *[wrong] * 4]
         with pytest.raises(MiniRomeError, match="the model solves all 1 instances: stage 2 has nothing to train on"):
@@ -201,4 +201,10 @@ def test_a_dataset_folder_is_opened_with_its_own_tokenizer(tmp_path: Path) -> No
 def test_wrong_stage_options_are_named() -> None:
     for wrong in ({"stage": 3}, {"attempts": 0}, {"emphasis": 0}, {"pack_length": -1}, {"mix": [1.0]}):
         with pytest.raises(ConfigError, match=f"--{next(iter(wrong))}"):
-            StageArguments(**wrong)
+            StageArguments(**wrong, data="d")
+    for idle in ({"stage": 2}, {"mix": [0.7, 0.15, 0.15]}, {"emphasis": 2}):
+        with pytest.raises(ConfigError, match=f"--{next(iter(idle))} .*: only with --data"):
+            StageArguments(**idle)
+    run = RunArguments(families=["notes"], chunks=[17])
+    with pytest.raises(ConfigError, match="--chunks 17: family 'notes' has horizons 1 to 16"):
+        train_stage(run, StageArguments(data="d"), IPAConfig(output_dir="nowhere"))

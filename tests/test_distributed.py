@@ -98,16 +98,19 @@ def test_the_trainers_own_weights_do_not_sample_where_fsdp_shares_them_out(tmp_p
         trainer.train()
 
 
-def test_what_fsdp_cannot_do_here_is_refused_before_anything_is_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("yes", ["true", "True", "1", "yes"])  # what accelerate takes for true
+def test_what_fsdp_cannot_do_here_is_refused_before_anything_is_run(yes, tmp_path, monkeypatch):
     args = IPAConfig(output_dir=str(tmp_path), num_generations=4, per_device_train_batch_size=4)
     for version, problem in (("1", "fsdp_version: 2"), ("2", "--sampler transformers: FSDP shares out the weights")):
-        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", yes)
         monkeypatch.setenv("FSDP_VERSION", version)
         with pytest.raises(ConfigError, match=problem):
             check_fit(RunArguments(train_tasks=1), args)
-    check_fit(RunArguments(train_tasks=1, sampler="vllm-adapters", sampler_url="http://127.0.0.1:8000"), args)
+    adapters = RunArguments(train_tasks=1, sampler="vllm-adapters", sampler_url="http://127.0.0.1:8000")
+    check_fit(adapters, args)
     check_fit(RunArguments(train_tasks=1, sampler="vllm"), args)
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", yes)
+    check_fit(adapters, args)  # what the refusal names as the way on
     with pytest.raises(ConfigError, match="--sampler vllm: with fsdp_cpu_ram_efficient_loading"):
         check_fit(RunArguments(train_tasks=1, sampler="vllm"), args)
     with pytest.raises(ConfigError, match="--data d: a stage samples with the weights that FSDP would share out"):

@@ -53,7 +53,8 @@ def run(
 
 
 BAD = [
-    ("an unknown option", "--nonsense 3", ["--nonsense"]),
+    ("an unknown option", "--nonsense 3", ["unknown option --nonsense"]),
+    ("a misspelt option", "--max_step 3", ["unknown option --max_step,", "did you mean --max_steps?"]),
     ("a misspelt option", "--learning_rat 3", ["--learning_rat"]),
     ("no number", "--chunks abc", ["--chunks", "'abc'"]),
     ("no choice of a value", "--objective ppo", ["--objective ppo", "reinforce", "ipa"]),
@@ -123,7 +124,7 @@ def check_message(told: str, named: list[str]) -> None:
     ("text", "named"),
     [
         ("nonsense: 3\n", ["nonsense"]),
-        ("max_steps: 3\nlearning_rat: 1\n", ["learning_rat"]),
+        ("max_steps: 3\nlearning_rat: 1\n", ["unknown option --learning_rat,", "did you mean --learning_rate?"]),
         ("top_p: 0.9\n", ["--top_p 0.9"]),
         ("chunks: [99]\n", ["--chunks 99"]),
         ("chunks: []\n", ["--chunks []"]),

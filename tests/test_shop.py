@@ -11,7 +11,7 @@ from dataclasses import replace
 import desk_cases as cases
 import pytest
 
-from mini_rome.families.shop import LENGTHS, Shop, forms
+from mini_rome.families.shop import LENGTHS, SIZES, Shop, forms
 from mini_rome.sandbox import Pool
 from mini_rome.tools import dump, rehearse
 from mini_rome.trace import CALL, CALL_END, IM_END
@@ -99,32 +99,42 @@ def bought(task: Task) -> list[str]:
     return json.loads(cases.final(task, task.expert)["database.json"])["bought"]
 
 
-def test_the_expert_buys_what_the_words_ask_for() -> None:
-    """An own reading of all that is said in English, in the order in which it is said."""
-    read = Counter[str]()
-    for seed in range(200):
-        task = SHOP.make(seed, 7)
-        if task.language == "zh":
+SAID = {"en": ("last, ", "find", "take", "swap", "size"), "zh": ("最后，", "找", "要", "把", "尺寸")}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("chunks", [1, 2, 7])
+def test_the_expert_buys_what_the_words_ask_for(chunks: int, language: str) -> None:
+    """An own reading of all that is said, in the order in which it is said."""
+    last, find, take, swap, size = SAID[language]
+    read, sizes = Counter[str](), Counter[str]()
+    for task in (SHOP.make(seed, chunks) for seed in range(200)):
+        if task.language != language:
             continue
         at_once = "\n1 " in task.instruction
         lines = task.instruction.split("\n")[1:]
+        record = json.loads(lines.pop()) if chunks == 1 else None
         spoken = [json.loads(r.output)["user"] for call, r in rehearse(task, task.expert) if call.startswith("say")]
         words = [line[2:] for line in lines] if at_once else [*lines, *spoken]
         goods, cart, kind = json.loads(task.files["database.json"])["goods"], [], ""
-        for line in (line.removeprefix("last, ") for line in words):
+        for line in (line.removeprefix(last) for line in words):
             named = line.split("'")[1::2]
-            kind = named[0] if line.startswith("find") else kind
-            if "size" in line:
+            kind = named[0] if line.startswith(find) else kind
+            if size in line:
                 among = [name for name, product in goods.items() if product.get("kind") == kind]
-                (right,) = [named[0]] if line.startswith("take") else among
+                (right,) = [named[0]] if line.startswith(take) else among
                 cart.append(goods[right]["sizes"][named[-1]])
-            elif line.startswith("take"):
+                sizes[named[-1]] += 1
+                if record is not None:
+                    assert record == {"kind": goods[right]["kind"], "id": cart[-1]}
+            elif line.startswith(take):
                 cart.append(named[0])
-            elif line.startswith("swap"):
+            elif line.startswith(swap):
                 cart[cart.index(named[0])] = named[1]
-            read[line.split(" ")[0]] += 1
+            read.update(word for word in (find, take, swap) if line.startswith(word))
         assert sorted(cart) == bought(task)
-    assert min(read[word] for word in ("take", "swap", "find")) > 10
+    assert min(sizes[each] for each in SIZES) > 10  # neither is always the one that is meant
+    assert min(read[word] for word in {1: (take,), 2: (take,), 7: (find, take, swap)}[chunks]) > 10
 
 
 def test_one_thing_more_or_less_or_another_is_not_rewarded(sim: Pool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from mini_rome.packed import packed_attention
 from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
 from mini_rome.report import percent
 from mini_rome.rollout import Rollout
-from mini_rome.run_options import shared_out
+from mini_rome.run_options import check_horizons, shared_out
 from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
@@ -70,6 +70,10 @@ class StageArguments:
             raise ConfigError(f"--pack_length {self.pack_length}: must be 0 or more")
         if len(self.mix) != 3:
             raise ConfigError(f"--mix {' '.join(map(str, self.mix))}: three shares, agentic, reasoning, general")
+        for each in fields(self) if self.data is None else ():
+            value = getattr(self, each.name)
+            if value != (each.default if each.default_factory is MISSING else each.default_factory()):
+                raise ConfigError(f"--{each.name} {value}: only with --data, a dataset folder (make data)")
 
     @property
     def policy(self) -> MaskPolicy:
@@ -80,6 +84,7 @@ def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig,
     """Run the stage; returns its folder, with `sft/` (the model, an adapter merged) and summary.json."""
     if stage.stage == 2 and arguments.model is None:
         raise ConfigError("--stage 2: needs --model, the model of stage 1, to find what it still gets wrong")
+    check_horizons(arguments.families, chunks=arguments.chunks, sft_chunks=arguments.sft_chunks)
     if shared_out():
         raise ConfigError(f"--data {stage.data}: a stage samples with the weights that FSDP would share out")
     assert stage.data is not None
