@@ -158,3 +158,28 @@ def test_ctrl_c_before_the_first_stage_leaves_a_run_that_can_be_resumed(tmp_path
     resumed = run(tmp_path, "--max_steps", "1", "--resume", "mine")
     assert resumed.returncode == 0, resumed.stderr
     check_results(tmp_path / "mine", 1, {"ipa"})
+
+
+def test_instances_become_a_dataset_and_the_dataset_two_stages_of_sft(tmp_path: Path) -> None:
+    """`make data`, then both stages on its dataset, as the README has them."""
+
+    def recipe(*words: str) -> str:
+        line = [sys.executable, str(ROOT / "recipes" / words[0]), *words[1:], "--sandbox", "sim", "--families", "notes"]
+        done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    told = recipe("data.py", "--count", "8", "--chunks", "1", "2", "--sample", "3")
+    (data,) = (tmp_path / "runs").glob("data-*")
+    assert "four-stage filter" in told and told.splitlines()[-1].startswith("dataset: ")
+    assert {each.name for each in (data / "dataset").iterdir()} == {"tokenizer", "train.parquet"}
+    small = "--sft_steps 2 --sft_batch_size 4 --eval_tasks 4 --chunks 3 --sft_chunks 1 --attempts 1".split()
+    dataset = ["--data", str(data / "dataset")]
+    recipe("sft.py", "--stage", "1", *dataset, *small, "--output_dir", "first")
+    recipe("sft.py", "--stage", "2", *dataset, *small, "--output_dir", "second", "--model", "first/sft")
+    first, second = summary(tmp_path / "first"), summary(tmp_path / "second")
+    assert (first["stage"], second["stage"]) == (1, 2)
+    assert first["chosen"] == first["trajectories"] == second["trajectories"] > 10
+    assert first["weights"] != second["weights"]
+    for found in (first, second):
+        assert {when: each["short"]["n"] for when, each in found["success"].items()} == {"before": 4, "after": 4}

@@ -25,7 +25,7 @@ from mini_rome.run_options import check_same_options, options_of
 from mini_rome.sandbox import Pool
 
 ROOT = Path(__file__).parent.parent
-IPA, SFT = ROOT / "recipes" / "ipa.py", ROOT / "recipes" / "sft.py"
+IPA, SFT, DATA = (ROOT / "recipes" / name for name in ("ipa.py", "sft.py", "data.py"))
 
 
 @pytest.fixture(autouse=True)
@@ -111,11 +111,35 @@ def test_bad_options_are_named_with_their_value_and_nothing_is_written(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words", "named"),
+    [
+        (DATA, "--count 0", ["--count 0", "at least 1"]),
+        (DATA, "--chunks 99", ["--chunks 99", "1 to 16"]),
+        (DATA, "--families chess", ["'chess'", "notes, tickets"]),
+        (DATA, "--teacher_url http://127.0.0.1:9/v1", ["--teacher_url http://127.0.0.1:9/v1", "--teacher_model"]),
+        (DATA, "--resume no/such", ["--resume no/such", "no run of data.py"]),
+        (SFT, "--stage 2", ["--stage 2", "only with --data"]),
+        (SFT, "--stage 2 --data no/such", ["--stage 2", "--model"]),
+        (SFT, "--data no/such", ["--data no/such", "make data"]),
+        (SFT, "--data no/such --chunks 17", ["--chunks 17", "1 to 16"]),
+    ],
+)
+def test_bad_options_of_data_and_its_stages_are_named_and_nothing_is_written(
+    recipe: Path, words: str, named: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    code, told = run(recipe, ["--sandbox", "sim", *words.split()], monkeypatch, capsys)
+    assert code == 2
+    check_message(told, named)
+    assert list(folder.iterdir()) == []
+
+
 def check_message(told: str, named: list[str]) -> None:
     lines = [line for line in told.splitlines() if line.strip()]
     assert 1 <= len(lines) <= 3, told
     assert "Traceback" not in told
-    assert re.match(r"(ipa|sft)\.py: ", lines[0]), told
+    assert re.match(r"(ipa|sft|data)\.py: ", lines[0]), told
     for text in named:
         assert text in told, (text, told)
 
