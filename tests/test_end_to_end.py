@@ -26,6 +26,9 @@ MINIATURE = (
 ).split()
 
 
+NOTES = ("--families", "notes")
+
+
 def command(*words: str) -> list[str]:
     return [sys.executable, str(ROOT / "recipes" / "ipa.py"), *MINIATURE, *words]
 
@@ -164,7 +167,7 @@ def test_instances_become_a_dataset_and_the_dataset_two_stages_of_sft(tmp_path: 
     """`make data`, then both stages on its dataset, as the README has them."""
 
     def recipe(*words: str) -> str:
-        line = [sys.executable, str(ROOT / "recipes" / words[0]), *words[1:], "--sandbox", "sim", "--families", "notes"]
+        line = [sys.executable, str(ROOT / "recipes" / words[0]), "--sandbox", "sim", *words[1:], *NOTES]
         done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
