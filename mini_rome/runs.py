@@ -62,23 +62,22 @@ def first_free(root: Path, stem: str) -> Path:
     raise AssertionError("count() does not end")
 
 
-def claim(folder: str | Path, kind: str, option: str = "--output_dir", resume: bool = False) -> Path:
-    """Make `folder` the place of one run, or refuse because it holds another one (unless this resumes it).
+def claim(folder: str | Path, kind: str, option: str = "--output_dir") -> Path:
+    """Make `folder` the place of one run, or refuse because it holds another one.
 
     A folder counts as holding a run when anything is in it. `option` is what the user typed, for the message.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{option} {folder} is a file, not a folder: name another one.")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"{option} {folder} holds another run. Name a new folder, delete that one, "
             f"or go on with it by --resume."
         )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / RUN).exists():
-        write_json(folder / RUN, {"kind": kind, "started": now(), "pid": os.getpid(), "command": sys.argv})
+    write_json(folder / RUN, {"kind": kind, "started": now(), "pid": os.getpid(), "command": sys.argv})
     return folder
 
 

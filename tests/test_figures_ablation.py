@@ -69,7 +69,7 @@ def test_the_lowest_is_taken_over_tasks_within_each_seed() -> None:
     found = cube(rows, "a", "s")
     assert found.values.shape == (1, 2, 2)
     assert found.lowest().last() == {"1": 0.1, "2": 0.2}  # not min over seeds of a task, which would be 0.2 and 0.1
-    assert claims.lowest(found) == {"1": 0.1, "2": 0.2} and claims.last(found) == {"1": 0.5, "2": 0.5}
+    assert claims.lowest(found) == {"1": 0.1, "2": 0.2} and found.last() == {"1": 0.5, "2": 0.5}
 
 
 def test_a_missing_value_is_named() -> None:

@@ -30,7 +30,6 @@ from mini_rome.sandbox import Pool
 from mini_rome.trace import ChatFormat
 from mini_rome.types import Trajectory
 
-STAGES = ("heuristics", "judge", "execution", "inspection")
 CANARY = "mini-rome-canary"
 MARKS = ("", "keep", "drop")
 

@@ -25,11 +25,10 @@ from mini_rome.env import Env
 from mini_rome.errors import ConfigError, MiniRomeError, VerifierError
 from mini_rome.evaluation.model_client import Endpoint, EndpointError
 from mini_rome.evaluation.policies import EndpointPolicy
-from mini_rome.experts import Start, record_expert, script
+from mini_rome.experts import record_expert, script
 from mini_rome.families import get_family
-from mini_rome.rollout import Progress, Rollout
+from mini_rome.rollout import Progress
 from mini_rome.runs import writing
-from mini_rome.sampler.base import SamplingParams
 from mini_rome.sandbox import Pool
 from mini_rome.tasks.validate_families import expert_responses, play_text
 from mini_rome.trace import ChatFormat
@@ -180,20 +179,6 @@ def scripted_teachers() -> list[Scripted]:
         Scripted("scripted-clumsy", mistakes=0.4, repeats=0.1),
         Scripted("scripted-hasty", mistakes=0.15, stubborn=3, forgets=0.3),
     ]
-
-
-@dataclass
-class PolicyTeacher:
-    """A model of ours: its own token ids and log-probs, by the rollout."""
-
-    rollout: Rollout
-    name: str = "policy"
-    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=20))
-    batch: int = 64
-    workers: int = 1
-
-    def write(self, tasks: Sequence[Task], chat: ChatFormat, pool: Pool) -> list[Trajectory]:
-        return self.rollout.collect([Start(task) for task in tasks], self.params)
 
 
 @dataclass

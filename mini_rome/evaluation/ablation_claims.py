@@ -48,11 +48,6 @@ def paired(first: Cube, second: Cube, of: Callable[[Cube], dict[str, float]]) ->
     return [a[seed] - b[seed] for seed in a if seed in b]
 
 
-def last(cube: Cube) -> dict[str, float]:
-    """Mean over tasks at the last step."""
-    return cube.last()
-
-
 def lowest(cube: Cube) -> dict[str, float]:
     """Minimum over tasks at the last step."""
     return cube.lowest().last()
@@ -63,14 +58,8 @@ def peak(cube: Cube) -> dict[str, float]:
     return dict(zip(cube.seeds, np.log10(cube.values.mean(axis=2).max(axis=0)).tolist(), strict=True))
 
 
-def spread(cube: Cube) -> dict[str, float]:
-    """Standard deviation from step to step of log10, after the first step: how unsteady a curve is."""
-    logs = np.log10(np.maximum(cube.values.mean(axis=2), 1e-12))
-    return dict(zip(cube.seeds, np.abs(np.diff(logs, axis=0)).mean(axis=0).tolist(), strict=True))
-
-
 def exceeds(
-    better: str, worse: str, metric: str, of: Callable[[Cube], dict[str, float]] = last, margin: float = 0.0
+    better: str, worse: str, metric: str, of: Callable[[Cube], dict[str, float]] = Cube.last, margin: float = 0.0
 ) -> Test:
     """The difference, paired by seed: the lower end of its 95 % interval is above -margin. Three seeds or more.
 

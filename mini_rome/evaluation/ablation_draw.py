@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mini_rome.errors import MiniRomeError
-from mini_rome.evaluation.ablation import Ablation, Panel, Variant, band, cube, interval
+from mini_rome.evaluation.ablation import Ablation, Cube, Panel, Variant, band, cube, interval
 from mini_rome.evaluation.ablation_claims import paired, peak
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
 from mini_rome.evaluation.canvas import COLOURS, sandbox_words, save
@@ -141,7 +141,7 @@ def effect_rows(
             metric = "test_success" if any(row.metric == "test_success" for row in rows) else "start_success"
             first, second = cube(rows, variant.name, metric), cube(rows, reference, metric)
             norms = cube(rows, variant.name, "grad_norm"), cube(rows, reference, "grad_norm")
-            lists = paired(first, second, lambda each: each.last()), paired(*norms, peak)
+            lists = paired(first, second, Cube.last), paired(*norms, peak)
         found.append((variant, lists))
     return found
 

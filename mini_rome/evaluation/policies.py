@@ -25,7 +25,6 @@ from mini_rome.trace import CALL, CALL_END, Call, Response, parse_response
 from mini_rome.types import Task, Verdict
 
 SUBMIT = f"{CALL}submit{CALL_END}"
-AGENTS = ("oracle", "noop", "random", "replay")
 SYSTEM = (
     "You work in a Linux sandbox whose working directory is /app. Solve the task with the tools you are given. "
     "Each command runs in a fresh shell; the working directory and exported variables carry over. There is no "

@@ -208,14 +208,3 @@ class FolderEnv(Env):
     def close(self) -> None:
         super().close()
         self._pool.close()
-
-
-def prepare(tasks: list[TaskFolder]) -> dict[str, str]:
-    """Build or find every image: {task name: error} of those that have none."""
-    failed = {}
-    for task in tasks:
-        try:
-            initial_state(task, image_of(task))
-        except (SandboxError, ConfigError) as error:
-            failed[task.name] = str(error)
-    return failed
