@@ -111,8 +111,9 @@ def verify_in_place(task: TaskFolder, box: DockerSandbox) -> Verdict:
 
 def task_limits(task: TaskFolder) -> Limits:
     """The task's own limits, for the agent's box and the verifier's."""
-    return Limits(memory_mb=task.memory_mb, cpus=task.cpus, disk_mb=task.tmpfs_mb, episode_s=task.agent_timeout_s,
-                  verify_s=task.verifier_timeout_s)  # fmt: skip
+    return Limits(
+        memory_mb=task.memory_mb, cpus=task.cpus, disk_mb=task.tmpfs_mb, episode_s=task.agent_timeout_s
+    )
 
 
 def judge(box: DockerSandbox, task: TaskFolder, label: str) -> Verdict:

@@ -70,7 +70,7 @@ def make(
     if chosen == "sim":
         from mini_rome.sandbox.sim import SimSandbox
 
-        return SimSandbox("shellsim", f"sim-{run_id()}-{next(_numbers)}", limits, task_name, allow_unsafe)
+        return SimSandbox("shellsim", f"sim-{run_id()}-{next(_numbers)}", limits, allow_unsafe)
     from mini_rome.sandbox.docker import DockerSandbox
 
     return DockerSandbox.start(image, limits, task_name, unsafe=allow_unsafe)

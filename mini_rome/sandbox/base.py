@@ -63,7 +63,6 @@ class Limits:
     snapshot_bytes: int = 32 << 20
     snapshot_files: int = 5_000
     ttl_s: float = 1800.0  # a box ends itself after this long, whatever became of its owner
-    verify_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -134,11 +133,10 @@ class Sandbox(abc.ABC):
 
     backend: str = ""
 
-    def __init__(self, image: str, name: str, limits: Limits, task_name: str = "", unsafe: tuple[str, ...] = ()):
+    def __init__(self, image: str, name: str, limits: Limits, unsafe: tuple[str, ...] = ()):
         self.image = image
         self.name = name
         self.limits = limits
-        self.task_name = task_name
         self.unsafe = unsafe  # isolation settings that --allow-unsafe let through; part of every label
         self.background = "kill"  # or "keep": what becomes of a step's background processes
         self.observer: Observer | None = observe

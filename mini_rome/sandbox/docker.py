@@ -56,9 +56,9 @@ class DockerSandbox(Sandbox):
 
     def __init__(
         self, engine: Engine, container: str, wire: Wire, image: str, name: str, limits: Limits, profile: Profile,
-        task_name: str, unsafe: tuple[str, ...],
+        unsafe: tuple[str, ...],
     ):
-        super().__init__(image, name, limits, task_name, unsafe)
+        super().__init__(image, name, limits, unsafe)
         self.container = container
         self.profile = profile
         self._engine = engine
@@ -96,7 +96,7 @@ class DockerSandbox(Sandbox):
         box = None
         try:
             wire = Wire(attach(host, container))
-            box = cls(host, container, wire, image, name, limits, profile, task_name, unsafe)
+            box = cls(host, container, wire, image, name, limits, profile, unsafe)
             host.client.api.start(container)
             box._boot()
             return box

@@ -20,8 +20,6 @@ from mini_rome.sandbox.safety import EventLog, Recorder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BOX_MB = 15  # resident on the host, measured for an idle docker box; sim takes less
-
 
 class Pool:
     """At most `size` boxes, made when first needed. Thread-safe; also a context manager.
@@ -36,7 +34,6 @@ class Pool:
         image: str | None = None,
         limits: Limits | None = None,
         size: int = 16,
-        task_name: str = "",
         make_box: Callable[[], Sandbox] | None = None,
         event_log: EventLog | None = None,
     ):
@@ -46,7 +43,7 @@ class Pool:
             raise ConfigError(f"size={size}: a pool needs at least one box")
         self.backend = sandbox.resolve(backend, image)[0]
         self.size = size
-        self._make = make_box or (lambda: sandbox.make(self.backend, image, limits, task_name))
+        self._make = make_box or (lambda: sandbox.make(self.backend, image, limits))
         self._idle: deque[Sandbox] = deque()
         self._out: set[Sandbox] = set()
         self._changed = threading.Condition()

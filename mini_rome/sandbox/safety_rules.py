@@ -68,7 +68,7 @@ def findings(pipeline: Pipeline, index: int, text: str) -> Iterator[Finding]:
     yield from _by_name(name, argv)
     near = pipeline[max(0, index - NEAR) : index + NEAR + 1]
     yield from _network(name, argv, [program(unwrap(neighbour.argv)) for neighbour in near])
-    yield from _files(name, argv, command)
+    yield from _files(name, argv)
     yield from _signals(name, argv)
     yield from _resources(name, argv, command, last=index == len(pipeline) - 1)
     yield from _environment(name, argv, pipeline[index + 1 : index + NEAR])
@@ -211,7 +211,7 @@ def _redirections(command: Command, name: str, text: str) -> Iterator[Finding]:
             yield from writes_to(target)
 
 
-def _files(name: str, argv: list[str], command: Command) -> Iterator[Finding]:
+def _files(name: str, argv: list[str]) -> Iterator[Finding]:
     words = operands(argv)
     if name == "dd":
         words = [word[3:] for word in words if word.startswith("if=")]

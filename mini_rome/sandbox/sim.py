@@ -132,8 +132,8 @@ class SimSandbox(Sandbox):
 
     backend = "sim"
 
-    def __init__(self, image: str, name: str, limits: Limits, task_name: str = "", unsafe: tuple[str, ...] = ()):
-        super().__init__(image, name, limits, task_name, unsafe)
+    def __init__(self, image: str, name: str, limits: Limits, unsafe: tuple[str, ...] = ()):
+        super().__init__(image, name, limits, unsafe)
         self._token: Any = None
         self._fork(_pristine(limits))
         self._clean_disk = self._plain(_WIPE).usage.disk_current
@@ -149,9 +149,9 @@ class SimSandbox(Sandbox):
         self._machine = shellsim.Environment._from_native(native, limits)
         self._shells = 0
 
-    def _plain(self, source: str, token: Any = None) -> Any:
+    def _plain(self, source: str) -> Any:
         """One script of our own, in a shell of its own."""
-        return self._shell().run(source, cancellation=token)
+        return self._shell().run(source)
 
     def _shell(self) -> Any:
         """A new shell; a machine has a number of them for its life, so it is renewed before they run out."""
