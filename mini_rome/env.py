@@ -12,8 +12,8 @@ from typing import Any
 from mini_rome.errors import ConfigError, SandboxError
 from mini_rome.families import get_family
 from mini_rome.sandbox import Pool, Sandbox
-from mini_rome.sandbox.base import initial_snapshot
 from mini_rome.sandbox.safety import Recorder
+from mini_rome.sandbox.tree import initial_snapshot
 from mini_rome.timeline import span
 from mini_rome.tools import run_tool
 from mini_rome.trace import Call, Response, parse_response, shown

@@ -38,8 +38,8 @@ from mini_rome.proxy_episode import Answer, Pending, Rules
 from mini_rome.proxy_protocol import Asked
 from mini_rome.rollout import Progress
 from mini_rome.sampler.base import SamplingParams
-from mini_rome.sandbox import Limits, Pool, Sandbox, reaper, resolve, run_id, runtime
-from mini_rome.sandbox.base import HOME, Telemetry
+from mini_rome.sandbox import Limits, Pool, Sandbox, Telemetry, reaper, resolve, run_id, runtime
+from mini_rome.sandbox.base import HOME
 from mini_rome.sandbox.docker import DockerSandbox
 from mini_rome.sandbox.engine import engine_host
 from mini_rome.sandbox.hardening import SOCKET_FOLDER, native

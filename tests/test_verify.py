@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_rome.errors import SandboxDead, SnapshotRefused, VerifierError
-from mini_rome.sandbox.base import initial_snapshot
+from mini_rome.sandbox.tree import initial_snapshot
 from mini_rome.types import Snapshot, Task, Verdict
 from mini_rome.verify import read_reward, valid_reward, verify_files
 

@@ -9,17 +9,10 @@ from __future__ import annotations
 import itertools
 
 from mini_rome.errors import ConfigError, ImageMissing, SandboxUnavailable
-from mini_rome.sandbox.base import (
-    Limits,
-    Sandbox,
-    Telemetry,
-    files_of_tar,
-    initial_snapshot,
-    run_id,
-    tar_of_files,
-    tree_hash,
-)
+from mini_rome.sandbox.base import Limits, Sandbox, run_id
 from mini_rome.sandbox.pool import Pool
+from mini_rome.sandbox.safety import Telemetry
+from mini_rome.sandbox.tree import files_of_tar, initial_snapshot, tar_of_files, tree_hash
 
 __all__ = [
     "BACKENDS", "Limits", "Pool", "Sandbox", "Telemetry", "files_of_tar", "initial_snapshot", "make", "resolve",

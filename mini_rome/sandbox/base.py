@@ -21,13 +21,7 @@ from typing import Self
 from mini_rome.errors import CommandTooLong, SandboxClosed, SandboxDead, SandboxFileError
 from mini_rome.sandbox.output import shape
 from mini_rome.sandbox.safety import Telemetry, observe
-from mini_rome.sandbox.tree import build_tar, entries_of, files_of_tar, initial_snapshot, tar_of_files, tree_hash
 from mini_rome.types import SafetyEvent, Snapshot, Status, StepResult
-
-__all__ = [
-    "DEFAULT_ENV", "HOME", "WORKDIR", "Limits", "RawStep", "Sandbox", "Telemetry", "build_tar", "carried_env",
-    "check_timeout", "entries_of", "files_of_tar", "initial_snapshot", "run_id", "tar_of_files", "tree_hash",
-]
 
 WORKDIR = "/app"
 HOME = "/home/agent"

@@ -21,23 +21,14 @@ from requests.exceptions import RequestException
 
 from mini_rome.errors import SandboxDead, SandboxError, SandboxFileError, SnapshotRefused
 from mini_rome.sandbox import hardening, images, reaper
-from mini_rome.sandbox.base import (
-    DEFAULT_ENV,
-    HOME,
-    WORKDIR,
-    Limits,
-    RawStep,
-    Sandbox,
-    Telemetry,
-    carried_env,
-    run_id,
-)
+from mini_rome.sandbox.base import DEFAULT_ENV, HOME, WORKDIR, Limits, RawStep, Sandbox, carried_env, run_id
 from mini_rome.sandbox.container import attach, create, explain, remove_quietly
 from mini_rome.sandbox.engine import Engine, engine
 from mini_rome.sandbox.exports import parse_exports
 from mini_rome.sandbox.hardening import AGENT, Profile
 from mini_rome.sandbox.output import canonical_bash
 from mini_rome.sandbox.runner_base import pack, unpack
+from mini_rome.sandbox.safety import Telemetry
 from mini_rome.sandbox.transport import ConnectionLost, Silent, Wire, boot_code
 from mini_rome.sandbox.tree import Entry, entries_of, snapshot_of
 from mini_rome.types import Snapshot, Status
