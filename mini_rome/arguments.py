@@ -117,3 +117,7 @@ class RunArguments:
             raise ConfigError(f"--agent native --call_format {self.call_format}: the model proxy writes tiny only")
         if self.sampler_dtype is not None and not isinstance(getattr(torch, self.sampler_dtype, None), torch.dtype):
             raise ConfigError(f"--sampler_dtype {self.sampler_dtype}: not a torch dtype such as bfloat16")
+
+    def boxes_on(self, backend: str) -> int:
+        """`boxes`, or more of the simulated ones: each is a few kilobytes, and many at once make larger batches."""
+        return self.boxes if backend == "docker" else max(256, self.boxes)

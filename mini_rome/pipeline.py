@@ -48,9 +48,8 @@ from mini_rome.runs import (
     SAFETY_LOG,
     SUMMARY,
     checkpoint,
-    claim,
-    new_run,
     provenance,
+    run_folder,
     write_csv,
     write_json,
     writing,
@@ -93,9 +92,7 @@ class Run:
         set_seed(self.args.seed)
         backend, why = resolve(self.arguments.sandbox)
         self.display.line(why)
-        # A simulated box is a few kilobytes: more of them at once only make larger batches.
-        boxes = self.arguments.boxes if backend == "docker" else max(256, self.arguments.boxes)
-        self.pool = Pool(backend, size=boxes)
+        self.pool = Pool(backend, size=self.arguments.boxes_on(backend))
         with ExitStack() as undo:
             undo.callback(self.pool.close)
             with self.pool.box():  # an image that is missing is said before anything is written
@@ -130,10 +127,8 @@ class Run:
                 if not (folder / STATE).exists():
                     raise ConfigError(f"--resume {self.arguments.resume}: no {STATE} there, so no run to go on with")
                 chosen = [str(folder)]
-            elif self.args.output_dir is not None and self.args.output_dir != "trainer_output":
-                chosen = [str(claim(self.args.output_dir, self.kind))]
             else:
-                chosen = [str(new_run(kind=self.kind))]
+                chosen = [str(run_folder(self.args.output_dir, self.kind))]
         broadcast_object_list(chosen)
         self.folder = Path(chosen[0])
         if self.arguments.resume is None:
@@ -253,12 +248,15 @@ class Run:
             trainer.train()
         self._use(trained(trainer))
 
+    def train_tasks(self, count: int) -> list[Task]:
+        """Tasks that IPA trains on. Their seeds are apart from those of SFT, so that none of them was imitated."""
+        a = self.arguments
+        tasks = make_tasks(a.families, a.chunks, count, "train", self.args.seed + 500_000)
+        return soundly_judged(tasks) if a.honest_verifier else tasks
+
     def experts(self) -> list[Expert]:
         """One verified expert per training task, with the state before each of its chunks."""
-        a = self.arguments
-        # Seeds apart from those of SFT, so that no training task of IPA was imitated.
-        tasks = make_tasks(a.families, a.chunks, a.train_tasks, "train", self.args.seed + 500_000)
-        return record_experts(self.chat, self.pool, soundly_judged(tasks) if a.honest_verifier else tasks)
+        return record_experts(self.chat, self.pool, self.train_tasks(self.arguments.train_tasks))
 
     def train_ipa(self, variant: str, experts: list[Expert], peft_config: Any, **changes: Any) -> None:
         """IPA from the present model; `changes` are options of this arm."""

@@ -50,6 +50,11 @@ def new_run(root: str | Path = "runs", kind: str = "ipa") -> Path:
     return folder
 
 
+def run_folder(output_dir: str | None, kind: str) -> Path:
+    """The folder that --output_dir names, claimed for one run; where it is at TRL's default, a new one in runs/."""
+    return new_run(kind=kind) if output_dir in (None, "trainer_output") else claim(str(output_dir), kind)
+
+
 def first_free(root: Path, stem: str) -> Path:
     """Make root/stem, or root/stem-2 and so on: two runs may start in one second."""
     for number in count(1):

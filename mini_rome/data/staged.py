@@ -30,11 +30,11 @@ from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, load_model, weights_hash
 from mini_rome.packed import packed_attention
-from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet
+from mini_rome.progress import Display, StopAfterStep, TrainingProgress, loss_note, quiet
 from mini_rome.report import percent
 from mini_rome.rollout import Rollout
 from mini_rome.run_options import check_horizons, shared_out
-from mini_rome.runs import SUMMARY, checkpoint, claim, new_run, provenance, write_json, writing
+from mini_rome.runs import SUMMARY, checkpoint, provenance, run_folder, write_json, writing
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sandbox import Pool, resolve
 from mini_rome.sft import MaskedSFTConfig, micro_batches, rows_trainer, trained
@@ -93,10 +93,9 @@ def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig,
     display = Display()
     backend, why = resolve(arguments.sandbox)
     display.line(why)
-    named = args.output_dir is not None and args.output_dir != "trainer_output"
-    folder = claim(str(args.output_dir), "sft") if named else new_run(kind="sft")
+    folder = run_folder(args.output_dir, "sft")
     display.line(f"run: {folder}")
-    with Pool(backend, size=arguments.boxes if backend == "docker" else max(256, arguments.boxes)) as pool:
+    with Pool(backend, size=arguments.boxes_on(backend)) as pool:
         rollout = Rollout(chat, TransformersSampler(model, chat.stop_id), pool, seed=args.seed)
         success = {"before": measured(rollout, arguments, args.seed, display, "before")}
         chosen = selected(rollout, data, stage, args.max_new_tokens, display)
@@ -188,7 +187,7 @@ def fit(
     with ExitStack() as stack:
         update = stack.enter_context(display.stage(name, config.max_steps))
         stack.enter_context(stop.armed())
-        trainer.add_callback(TrainingProgress(update, _note))
+        trainer.add_callback(TrainingProgress(update, loss_note))
         stack.enter_context(packed_attention(model, config.packing))
         begun = time.monotonic()
         trainer.train()
@@ -197,10 +196,6 @@ def fit(
         (entry["num_tokens"] for entry in reversed(trainer.state.log_history) if "num_tokens" in entry), 0.0
     )
     return round(seen / (time.monotonic() - begun), 1)
-
-
-def _note(logs: dict[str, float]) -> str:
-    return f"loss {logs['loss']:.3f}" if "loss" in logs else ""
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

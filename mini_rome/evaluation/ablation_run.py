@@ -38,7 +38,6 @@ from mini_rome.progress import Display, quiet
 from mini_rome.rollout import Rollout
 from mini_rome.runs import commit, write_json, writing
 from mini_rome.safety.conduct import conduct_rows
-from mini_rome.safety.golden import soundly_judged
 from mini_rome.sampler.base import SamplingParams
 from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
@@ -188,7 +187,7 @@ class Arm(Run):
         # Success is that of the trainer's own weights, whatever the sampler of the rollouts does to them.
         exact = TransformersSampler(self.model, self.chat.stop_id)
         self.judge = Rollout(self.chat, exact, self.pool, seed=self.args.seed, extra_turns=self.arguments.extra_turns)
-        tasks = self.hard_task() if self.job.hard else self.train_tasks()
+        tasks = self.hard_task() if self.job.hard else self.train_tasks(self.arguments.train_tasks)
         if variant.noise:
             self.sampler = self.rollout.sampler = NoisySampler(self.model, self.chat.stop_id, variant.noise)
         experts = record_experts(self.chat, self.pool, tasks)
@@ -201,18 +200,13 @@ class Arm(Run):
             self.reinforce(experts, steps - imitated, peft, measures)
         return measures.rows
 
-    def train_tasks(self) -> list[Task]:
-        a = self.arguments
-        tasks = make_tasks(a.families, a.chunks, a.train_tasks, "train", self.args.seed + 500_000)
-        return soundly_judged(tasks) if a.honest_verifier else tasks
-
     def hard_task(self) -> list[Task]:
         """The first training task that the model after SFT never solves from the initial state, see `first_hard`.
 
         It is looked for once and kept beside the model: all variants of a seed train on the same task.
         """
         a = self.arguments
-        tasks = make_tasks(a.families, a.chunks, CANDIDATES, "train", self.args.seed + 500_000)
+        tasks = self.train_tasks(CANDIDATES)
         wanted = [a.families, a.chunks, a.extra_turns, self.args.max_new_tokens, self.args.seed, self.job.backend]
         kept = self.job.model / f"hard-{_digest(wanted)}.json"
         if not kept.exists():
