@@ -38,7 +38,7 @@ from mini_rome.launch import processes_line
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, build_tokenizer, load_model, weights_hash
 from mini_rome.native import NativeRollout
-from mini_rome.progress import Display, StopAfterStep, TrainingProgress, loss_note, quiet, success_note
+from mini_rome.progress import Display, StopAfterStep, TrainingProgress, quiet, success_note, train_sft
 from mini_rome.report import family_table, percent, success_table
 from mini_rome.rollout import Rollout
 from mini_rome.run_options import check_fit, check_same_options, live_lines, options_of, shared_out
@@ -240,12 +240,7 @@ class Run:
             seed=self.args.seed,
         )
         trainer = masked_sft_trainer(self.model, self.tokenizer, trajectories, config, policy, None, peft_config)
-        quiet(trainer)
-        stop = StopAfterStep(self.display)
-        trainer.add_callback(stop)
-        with self.display.stage("SFT", a.sft_steps) as update, stop.armed():
-            trainer.add_callback(TrainingProgress(update, loss_note))
-            trainer.train()
+        train_sft(trainer, self.display, "SFT")
         self._use(trained(trainer))
 
     def train_tasks(self, count: int) -> list[Task]:

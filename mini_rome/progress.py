@@ -116,6 +116,16 @@ def quiet(trainer: Trainer) -> None:
     trainer.remove_callback(PrinterCallback)
 
 
+def train_sft(trainer: Trainer, display: Display, name: str) -> None:
+    """Train as one stage of the run, with the loss beside the bar; Ctrl-C ends it after the step at hand."""
+    quiet(trainer)
+    stop = StopAfterStep(display)
+    trainer.add_callback(stop)
+    with display.stage(name, trainer.args.max_steps) as update, stop.armed():
+        trainer.add_callback(TrainingProgress(update, loss_note))
+        trainer.train()
+
+
 def loss_note(logs: dict[str, float]) -> str:
     """Of SFT, beside the bar."""
     return f"loss {logs['loss']:.3f}" if "loss" in logs else ""

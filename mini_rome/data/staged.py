@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from mini_rome.evaluation.evaluate import evaluate
 from mini_rome.masks import MaskPolicy, masked_share
 from mini_rome.model import build_model, load_model, weights_hash
 from mini_rome.packed import packed_attention
-from mini_rome.progress import Display, StopAfterStep, TrainingProgress, loss_note, quiet
+from mini_rome.progress import Display, train_sft
 from mini_rome.report import percent
 from mini_rome.rollout import Rollout
 from mini_rome.run_options import check_horizons, shared_out
@@ -181,21 +180,15 @@ def fit(
 ) -> float:
     """Train `model` in place on the rows; returns tokens of the rows (padding apart) per second."""
     trainer = rows_trainer(model, tokenizer, rows, config, list(callbacks), peft_config)
-    quiet(trainer)
-    stop = StopAfterStep(display)
-    trainer.add_callback(stop)
-    with ExitStack() as stack:
-        update = stack.enter_context(display.stage(name, config.max_steps))
-        stack.enter_context(stop.armed())
-        trainer.add_callback(TrainingProgress(update, loss_note))
-        stack.enter_context(packed_attention(model, config.packing))
-        begun = time.monotonic()
-        trainer.train()
+    begun = time.monotonic()
+    with packed_attention(model, config.packing):
+        train_sft(trainer, display, name)
+    seconds = time.monotonic() - begun
     trained(trainer)  # an adapter goes into the weights of `model`
     seen = trainer.state.log_history[-1].get("num_tokens") or next(
         (entry["num_tokens"] for entry in reversed(trainer.state.log_history) if "num_tokens" in entry), 0.0
     )
-    return round(seen / (time.monotonic() - begun), 1)
+    return round(seen / seconds, 1)
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
