@@ -19,9 +19,10 @@ from mini_rome.errors import ConfigError
 from mini_rome.evaluation import ablation_plan, ablation_pool, ablation_run
 from mini_rome.evaluation.ablation import Ablation
 from mini_rome.evaluation.ablation_figures import ABLATIONS, BASELINES
+from mini_rome.evaluation.ablation_job import SFT, Job, build
 from mini_rome.evaluation.ablation_plan import Plan, choose_seeds
 from mini_rome.evaluation.ablation_pool import run_plans
-from mini_rome.evaluation.ablation_run import SFT, Job, build, make_sft, run_job
+from mini_rome.evaluation.ablation_run import make_sft, run_job
 from mini_rome.evaluation.ablation_trainers import (
     GiGPOBaseline,
     GiGPOConfig,

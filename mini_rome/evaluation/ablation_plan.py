@@ -16,7 +16,7 @@ from typing import Any
 
 from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation.ablation import Ablation, Variant, lengths
-from mini_rome.evaluation.ablation_run import SFT, Job
+from mini_rome.evaluation.ablation_job import SFT, Job
 from mini_rome.evaluation.figures import redraw
 from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row, read_rows
 from mini_rome.progress import Display

@@ -18,8 +18,9 @@ from contextlib import ExitStack
 from multiprocessing.queues import Queue
 from pathlib import Path
 
+from mini_rome.evaluation.ablation_job import SFT, Job
 from mini_rome.evaluation.ablation_plan import Plan
-from mini_rome.evaluation.ablation_run import SFT, Job, make_sft, run_job
+from mini_rome.evaluation.ablation_run import make_sft, run_job
 from mini_rome.progress import Display, Update
 
 POLL_S = 1.0
@@ -68,7 +69,7 @@ class Pool:
                 while len(self.running) < self.at_once and (chosen := self.next()) is not None:
                     job, made = chosen
                     sft = made == job.model
-                    self.running[pool.submit(_sft if sft else _run, job)] = made, job.steps if sft else 0
+                    self.running[pool.submit(make_sft if sft else _run, job)] = made, job.steps if sft else 0
                 self.done += _drain(notes)
                 for future in [each for each in self.running if each.done()]:
                     future.result()
@@ -103,10 +104,6 @@ def _begin(notes: Queue) -> None:
 def _tell(steps: int) -> None:
     assert _NOTES is not None
     _NOTES.put(steps)
-
-
-def _sft(job: Job) -> None:
-    make_sft(job)
 
 
 def _run(job: Job) -> None:

@@ -1,9 +1,4 @@
-"""One run of an ablation: a variant on a seed, from the model after SFT to rows of the CSV.
-
-What is shared by all runs with the same options is made once and kept in a folder (`cache`): the models after SFT,
-and the rows of finished runs, so that two figures with an arm in common train it once. The names in there are hashes
-of the options, not of the code: delete the folder when the code has changed.
-"""
+"""One run of an ablation: a variant on a seed, from the model after SFT to rows of the CSV."""
 
 from __future__ import annotations
 
@@ -13,26 +8,21 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import TrainerCallback
-from trl import ModelConfig
 
 from mini_rome.arguments import RunArguments
 from mini_rome.config import IPAConfig
 from mini_rome.data.demonstrations import make_tasks, record_experts
 from mini_rome.errors import ConfigError
-from mini_rome.evaluation.ablation import Ablation, Variant
+from mini_rome.evaluation.ablation_job import DRILL_OPTIONS, SFT, SFT_OPTIONS, Job, build, digest, sft_options
 from mini_rome.evaluation.ablation_trainers import TRAINERS, NoisySampler
 from mini_rome.evaluation.evaluate import EVALUATION_STEP, PAPER_SAMPLING
 from mini_rome.evaluation.rows import Row
 from mini_rome.experts import Expert, Start
 from mini_rome.masks import MaskPolicy
-from mini_rome.options import lora_config
 from mini_rome.pipeline import Run
 from mini_rome.progress import Display, quiet
 from mini_rome.rollout import Rollout
@@ -43,91 +33,9 @@ from mini_rome.sampler.transformers import TransformersSampler
 from mini_rome.sft import MaskedSFTConfig, masked_sft_trainer
 from mini_rome.types import Task, Trajectory
 
-SFT = "sft.json"  # beside a model: what it can do
 Note = Callable[[int], None]  # told how many more optimiser steps are done
-SFT_OPTIONS = (
-    *("families", "sft_chunks", "sft_tasks", "sft_steps", "sft_learning_rate", "sft_batch_size", "mistake_rate"),
-)
-DRILL_OPTIONS = ("shortcut_rate", "golden")  # named where they are given: other models keep the names they have
 TRIES = 32  # rollouts from the initial state, none of which may solve a hard task, at each of two temperatures
 CANDIDATES = 50  # tasks that are tried before none counts as hard
-SHARED_SEED = 0  # of SFT, where one model serves all seeds
-
-
-@dataclass(frozen=True)
-class Job:
-    """One variant on one seed; plain data, since it is sent to another process."""
-
-    ablation: str
-    variant: Variant
-    seed: int
-    steps: int
-    backend: str
-    cache: str
-    scratch: str
-    base: Mapping[str, Any]
-    every: int
-    repeats: int
-    held_out: int
-    hard: bool
-    once: bool
-
-    @classmethod
-    def of(
-        cls, ablation: Ablation, variant: Variant, seed: int, steps: int, backend: str, cache: str, scratch: str
-    ) -> Job:
-        shared = {name: getattr(ablation, name) for name in ("base", "every", "repeats", "held_out", "hard", "once")}
-        return cls(ablation.name, variant, seed, steps, backend, cache, scratch, **shared)
-
-    @cached_property
-    def options(self) -> dict[str, Any]:
-        return {**self.base, **self.variant.options}
-
-    @property
-    def sft_seed(self) -> int:
-        return SHARED_SEED if self.once else self.seed
-
-    @property
-    def model(self) -> Path:
-        """Where the model after SFT lies, or will."""
-        return Path(self.cache) / f"sft-{_digest([_sft_options(self.options), self.sft_seed])}"
-
-    @property
-    def result(self) -> Path:
-        """Where the rows lie, or will: the same for all figures that have this run."""
-        what = [self.options, self.variant.trainer, self.variant.imitate, self.variant.noise, self.steps, self.every]
-        what += [self.repeats, self.held_out, self.hard, self.once, self.seed, self.backend]
-        return Path(self.cache) / f"run-{_digest(what)}.json"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _sft_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {entry.name: entry for entry in dataclasses.fields(RunArguments)}
-
-    def default(name: str) -> Any:
-        entry = defaults[name]
-        return entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
-
-    drill = {name: options[name] for name in DRILL_OPTIONS if name in options}
-    return {name: options.get(name, default(name)) for name in SFT_OPTIONS} | drill
-
-
-def build(options: Mapping[str, Any], kind: type[IPAConfig], **extra: Any) -> tuple[RunArguments, IPAConfig, Any]:
-    """(RunArguments, the trainer's configuration, LoRA or None) from flat options. ConfigError: an unknown one."""
-    kinds: list[type] = [RunArguments, kind, ModelConfig]
-    shares: list[dict[str, Any]] = [{}, {}, {}]
-    for name, value in {**options, **extra}.items():
-        for share, owner in zip(shares, kinds, strict=True):
-            if name in {entry.name for entry in dataclasses.fields(owner)}:
-                share[name] = value
-                break
-        else:
-            raise ConfigError(f"{name} {value}: no option of {', '.join(owner.__name__ for owner in kinds)}")
-    model = ModelConfig(**shares[2])
-    return RunArguments(**shares[0]), kind(**shares[1]), lora_config(model)
 
 
 def make_sft(job: Job) -> None:
@@ -151,7 +59,7 @@ def make_sft(job: Job) -> None:
             arm.save_model("sft")
         facts = {"seed": job.sft_seed, "seconds": round(time.monotonic() - began, 1), "commit": commit()}
         facts["weights"] = hashlib.sha256((arm.folder / "sft" / "model.safetensors").read_bytes()).hexdigest()[:12]
-        write_json(arm.folder / "sft" / SFT, facts | {"success": arm.success, "options": _sft_options(job.options)})
+        write_json(arm.folder / "sft" / SFT, facts | {"success": arm.success, "options": sft_options(job.options)})
         (arm.folder / "sft").rename(job.model)
 
 
@@ -208,7 +116,7 @@ class Arm(Run):
         a = self.arguments
         tasks = self.train_tasks(CANDIDATES)
         wanted = [a.families, a.chunks, a.extra_turns, self.args.max_new_tokens, self.args.seed, self.job.backend]
-        kept = self.job.model / f"hard-{_digest(wanted)}.json"
+        kept = self.job.model / f"hard-{digest(wanted)}.json"
         if not kept.exists():
             write_json(kept, {"index": self.first_hard(tasks)})
         return [tasks[json.loads(kept.read_text())["index"]]]
