@@ -70,6 +70,7 @@ def _load(options: argparse.Namespace) -> _Loaded:
     """The one source of answers that the options name."""
     from transformers import AutoTokenizer
 
+    from mini_rome.call_formats import chat_format
     from mini_rome.evaluation.model_client import Endpoint
     from mini_rome.model import build_tokenizer, load_model
     from mini_rome.proxy_backends import ExternalBackend, SamplerBackend
@@ -88,10 +89,10 @@ def _load(options: argparse.Namespace) -> _Loaded:
         return _Loaded(ExternalBackend(endpoint, chat), chat)
     path = checkpoint(options.model)
     if options.replay:
-        chat = ChatFormat(AutoTokenizer.from_pretrained(str(path)))
+        chat = chat_format(AutoTokenizer.from_pretrained(str(path)))
         return _Loaded(SamplerBackend(ReplaySampler(options.replay), chat), chat)
     model, tokenizer = load_model(path)
-    chat = ChatFormat(tokenizer)
+    chat = chat_format(tokenizer)
     sampler: Sampler = TransformersSampler(model, chat.stop_id)
     if options.record:
         sampler = RecordingSampler(sampler, options.record)

@@ -65,7 +65,9 @@ class Proxy:
         *, max_body: int = MAX_BODY, max_connections: int = MAX_CONNECTIONS, hostile: bool = False,
     ) -> None:
         """port: on 127.0.0.1, 0 for any free one. path: a unix socket instead, in a folder of the owner alone.
-        max_body: bytes of a request. hostile: read requests by pure Python alone."""
+        max_body: bytes of a request. hostile: read requests by pure Python alone.
+        ConfigError: a chat format that frames no messages of an external agent."""
+        chat.message("user", "")
         self.backend, self.chat, self.model, self.max_body = backend, chat, model, max_body
         self._tickets: dict[bytes, Ticket] = {}
         self._strangers = Pace()

@@ -17,6 +17,9 @@ from mini_rome.call_formats import FencedChat, QwenChat, chat_format, from_json
 from mini_rome.errors import ConfigError
 from mini_rome.experts import record_expert
 from mini_rome.families import get_family
+from mini_rome.proxy import Proxy
+from mini_rome.proxy_backends import SamplerBackend
+from mini_rome.sampler.scripted import ScriptedSampler
 from mini_rome.sandbox import Pool
 from mini_rome.tools import tools_of
 from mini_rome.trace import Call, ChatFormat
@@ -232,7 +235,7 @@ def test_what_a_format_cannot_say_is_refused(qwen: QwenChat, fenced: FencedChat)
     with pytest.raises(ConfigError, match="has tools and no bash; use --call_format qwen"):
         fenced.prompt(RETAIL.instruction, RETAIL)
     with pytest.raises(ConfigError, match="the model proxy writes the format tiny only"):
-        qwen.message("user", "hello")
+        Proxy(SamplerBackend(ScriptedSampler([]), qwen), qwen)
     with pytest.raises(ConfigError, match="--agent native --call_format qwen"):
         RunArguments(agent="native", call_format="qwen")
     with pytest.raises(ConfigError, match="--call_format xml: choose from tiny, qwen, fenced"):
