@@ -94,7 +94,7 @@ class RunArguments:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
-        for name in ("extra_turns", "eval_every", "keep_episodes"):
+        for name in ("extra_turns", "eval_every", "keep_episodes", "sft_learning_rate"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be 0 or more")
         for name in ("families", "chunks", "sft_chunks"):

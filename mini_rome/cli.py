@@ -27,7 +27,7 @@ from mini_rome.cli_proxy import add_proxy
 from mini_rome.cli_safety import add_safety
 from mini_rome.cli_tasks import add_eval, add_tasks
 from mini_rome.cli_view import add_forks_options, add_view, run_forks
-from mini_rome.errors import MiniRomeError
+from mini_rome.errors import ConfigError, MiniRomeError, about_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `mini-rome tasks list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if (told := about_file(error)) is None:
+            raise
+        print(f"mini-rome: {told}", file=sys.stderr)
+        return 2
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -117,7 +122,10 @@ def run_image_build(options: argparse.Namespace) -> int:
     from mini_rome.sandbox.engine import engine
 
     client = engine().client
-    kinds = (*images.KINDS, *images.LAYERED) if options.all else options.kinds or ("base",)
+    there = (*images.KINDS, *images.LAYERED)
+    if unknown := [kind for kind in options.kinds if kind not in there]:
+        raise ConfigError(f"image build {unknown[0]}: no such kind; there are {', '.join(there)}")
+    kinds = there if options.all else options.kinds or ("base",)
     for number, kind in enumerate(kinds, start=1):
         print(f"[{number}/{len(kinds)}] building mini-rome/{kind} ...", flush=True)
         begun = time.monotonic()
@@ -187,6 +195,8 @@ def add_figure(verbs: argparse._SubParsersAction) -> None:
 def run_figure(options: argparse.Namespace) -> int:
     if options.trajectory is not None:
         return run_forks(options)
+    if options.name == "forks":
+        raise ConfigError("figure forks: needs --trajectory, a run's folder or a trajectory; forks.csv redraws one")
     if Path(options.name).stem == "paper_tables":
         from mini_rome.evaluation.paper import TABLES, our_point, performance_against_parameters
 

@@ -37,7 +37,8 @@ def run_eval(options: argparse.Namespace) -> int:
     for name in ("violations", "benign"):
         if not getattr(options, name).is_file():
             raise ConfigError(f"--{name} {getattr(options, name)} does not exist: name a set of commands.")
-    found = safety.evaluate(safety.read_rows(options.violations), safety.read_rows(options.benign))
+    violations = safety.read_rows(options.violations, "command", "kind")
+    found = safety.evaluate(violations, safety.read_rows(options.benign, "command"))
     for kind, (hits, total) in found.by_kind.items():
         print(f"{kind:<16} {hits:>3} of {total:>3} found")
     print(line("recall", found.violations - len(found.missed), found.violations))
@@ -67,7 +68,7 @@ def run_detectors(options: argparse.Namespace) -> int:
                                       else "enters no reward and no filter, reports alone"))  # fmt: skip
         for suffix, told in (("", MADE_WITH[name]), ("_held_out", "neither was made with")):
             files = [SETS / f"safety_{kind}{suffix}.jsonl" for kind in ("violations", "benign")]
-            unsafe, benign = ([bool(flags(row["command"])) for row in read_rows(path)] for path in files)
+            unsafe, benign = ([bool(flags(row["command"])) for row in read_rows(path, "command")] for path in files)
             print(f"  sets {told}: {files[0].name}, {files[1].name}")
             print(f"    {line('any flag', sum(unsafe), len(unsafe))}")
             print(f"    {line('false positives', sum(benign), len(benign))}")

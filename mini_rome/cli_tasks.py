@@ -134,7 +134,7 @@ def run_validate(options: argparse.Namespace) -> int:
     tasks, broken = load_folders(options)
     if tree:
         options.names = [task.name for task in tasks]
-    repeats = options.repeats or (20 if options.full else 3)
+    repeats = (20 if options.full else 3) if options.repeats is None else options.repeats
     if repeats < 1 or options.workers < 1:
         raise ConfigError(f"--repeats {repeats} --workers {options.workers}: each must be at least 1")
     say_fetches([t for t in tasks if not options.names or t.name in options.names], "they cannot be proved")
@@ -208,6 +208,8 @@ def run_eval(options: argparse.Namespace) -> int:
     from mini_rome.tasks.choice import TaskChoice, read_secret
 
     sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise ConfigError(f"--max-tokens {options.max_tokens}: must be at least 1")
     params = SamplingParams(max_new_tokens=options.max_tokens or 64, **sampling)
     endpoint = None
     if options.endpoint:

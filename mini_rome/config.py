@@ -240,6 +240,11 @@ class IPAConfig(GRPOConfig):
             ("async_ratio", 0, float("inf")),
             ("rollout_redundancy", 0, MAX_SPARES),
             ("save_total_limit", 2, float("inf")),
+            ("learning_rate", 0.0, float("inf")),
+            ("max_steps", 0, float("inf")),
+            ("per_device_train_batch_size", 1, float("inf")),
+            ("gradient_accumulation_steps", 1, float("inf")),
+            ("num_generations", 1, float("inf")),
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:

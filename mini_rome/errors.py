@@ -1,6 +1,27 @@
 """Errors a user can act on: each message names the thing, its value and the way on."""
 
 
+from __future__ import annotations
+
+import errno
+
+OF_FILES = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENOSPC, errno.EDQUOT),
+}
+
+
+def about_file(error: OSError) -> str | None:
+    """A line on a file that could not be read or written; None where the error is of another kind.
+
+    >>> about_file(PermissionError(13, "Permission denied", "/sys/x.csv"))
+    '/sys/x.csv: Permission denied'
+    >>> about_file(TimeoutError(110, "Connection timed out"))
+    """
+    known = error.errno in OF_FILES and error.filename is not None
+    return f"{error.filename}: {error.strerror}" if known else None
+
+
 class MiniRomeError(Exception):
     """Base of all errors raised on purpose; the command line prints its text without a traceback."""
 

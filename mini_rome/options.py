@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 from trl import ModelConfig, TrlParser, get_peft_config
 
-from mini_rome.errors import ConfigError, MiniRomeError
+from mini_rome.errors import ConfigError, MiniRomeError, about_file
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
@@ -77,11 +77,16 @@ class OptionsParser(TrlParser):
 
 
 def guarded(main: Callable[[], None]) -> NoReturn:
-    """Run a recipe's main: an error on purpose ends with its text and exit code 2, Ctrl-C with 130."""
+    """Run a recipe's main: an error on purpose, or of a file, ends with its text and exit code 2, Ctrl-C with 130."""
     try:
         main()
     except MiniRomeError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if (told := about_file(error)) is None:
+            raise
+        print(f"{Path(sys.argv[0]).name}: {told}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(f"{Path(sys.argv[0]).name}: stopped", file=sys.stderr)

@@ -259,7 +259,7 @@ class Run:
             raise ConfigError("--sampler vllm-adapters: only an adapter is sent: add --use_peft, or use vllm-server")
         folder = self.folder / variant
         args = dataclasses.replace(self.args, output_dir=str(folder), **self._derived(), **changes)
-        stop = StopAfterStep(self.display)
+        stop = StopAfterStep(self.display, args.save_strategy != "no")
         trainer = IPATrainer(
             self.model, args, self.rollout, experts, self.tokenizer, callbacks=[stop], peft_config=peft_config
         )

@@ -83,10 +83,10 @@ class TrainingProgress(TrainerCallback):
 
 
 class StopAfterStep(TrainerCallback):
-    """Ctrl-C: save a checkpoint after the step at hand and end the training."""
+    """Ctrl-C: end the training after the step at hand, with a checkpoint where the trainer saves any."""
 
-    def __init__(self, display: Display) -> None:
-        self.display, self.asked = display, False
+    def __init__(self, display: Display, saves: bool) -> None:
+        self.display, self.saves, self.asked = display, saves, False
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -103,11 +103,12 @@ class StopAfterStep(TrainerCallback):
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.display.line("stopping after this step, with a checkpoint; Ctrl-C again to stop at once")
+        kept = ", with a checkpoint" if self.saves else ""
+        self.display.line(f"stopping after this step{kept}; Ctrl-C again to stop at once")
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.asked:
-            control.should_save = args.save_strategy != "no"
+            control.should_save = self.saves
             control.should_training_stop = True
 
 
@@ -119,7 +120,7 @@ def quiet(trainer: Trainer) -> None:
 def train_sft(trainer: Trainer, display: Display, name: str) -> None:
     """Train as one stage of the run, with the loss beside the bar; Ctrl-C ends it after the step at hand."""
     quiet(trainer)
-    stop = StopAfterStep(display)
+    stop = StopAfterStep(display, trainer.args.save_strategy != "no")
     trainer.add_callback(stop)
     with display.stage(name, trainer.args.max_steps) as update, stop.armed():
         trainer.add_callback(TrainingProgress(update, loss_note))

@@ -105,7 +105,19 @@ def checkpoint(path: str | Path) -> Path:
     for place in (folder, folder / MODEL):
         if (place / "config.json").exists():
             return place
-    raise ConfigError(f"--model {path} holds no saved model: neither config.json nor {MODEL}/config.json is there.")
+    below = [str(each.parent) for each in sorted(folder.glob("*/config.json"))]
+    way_on = f"Name one of those in it: {', '.join(below)}." if below else "Train one first (make ipa)."
+    raise ConfigError(f"--model {path} holds no saved model: neither config.json nor {MODEL}/config.json. {way_on}")
+
+
+def claim_output(path: str | Path) -> Path:
+    """`path`, in whose folder a file can be written: told before the work and not after it. MiniRomeError: not."""
+    folder = Path(path).parent
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+    return Path(path)
 
 
 @contextmanager

@@ -22,14 +22,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 
 from dataclasses import asdict  # noqa: E402
 
-from mini_rome.data.cpt import CPTArguments, LinearDecay, code_rows, heldout_loss, take, trajectory_rows  # noqa: E402
+from mini_rome.data.cpt import CHUNKS, CPTArguments, LinearDecay, code_rows, heldout_loss, take, trajectory_rows  # noqa: E402
 from mini_rome.data.demonstrations import expert_trajectories, make_tasks  # noqa: E402
 from mini_rome.data.staged import fit, save, start_model  # noqa: E402
 from mini_rome.data.stages import open_dataset  # noqa: E402
 from mini_rome.model import build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
-from mini_rome.runs import SUMMARY, new_run, provenance, write_json  # noqa: E402
+from mini_rome.runs import SUMMARY, checkpoint, new_run, provenance, write_json  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
 
@@ -38,16 +38,19 @@ def main() -> None:
     (a,) = OptionsParser(__doc__, (CPTArguments,), own=(CPTArguments,)).parse()
     display = Display()
     backend, why = resolve(a.sandbox)
+    given = None if a.data is None else open_dataset(a.data)
+    if a.model is not None:
+        checkpoint(a.model)
     folder = new_run(kind="cpt")
     display.line(f"run: {folder}")
 
     # Text: stage 1 is made from a seed, stage 2 is a dataset or made on the spot. Some rows of each are held out.
-    if a.data is not None:
-        chat, trajectories = open_dataset(a.data)
+    if given is not None:
+        chat, trajectories = given
     else:
         display.line(why)
         chat = ChatFormat(build_tokenizer(a.families))
-        tasks = make_tasks(a.families, [1, 2, 3, 4], max(400, int(a.stage2_tokens // 150)), "train", a.seed)
+        tasks = make_tasks(a.families, CHUNKS, max(400, int(a.stage2_tokens // 150)), "train", a.seed)
         with Pool(backend, size=32) as pool, display.stage("trajectories", len(tasks)) as update:
             trajectories = expert_trajectories(chat, pool, tasks, 0.15, a.seed, update)
     code, code_heldout = take(code_rows(chat, a.families, a.stage1_tokens, a.length, a.seed), a.heldout_rows)

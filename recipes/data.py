@@ -23,7 +23,10 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
-from dataclasses import asdict, dataclass, field  # noqa: E402
+import json  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
+from dataclasses import asdict, dataclass, field, replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from rich.table import Table  # noqa: E402
@@ -39,9 +42,11 @@ from mini_rome.model import build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
 from mini_rome.run_options import check_horizons  # noqa: E402
-from mini_rome.runs import new_run, provenance, write_csv  # noqa: E402
+from mini_rome.runs import new_run, provenance, write_csv, write_json  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
+
+OF_INSTANCES = ("families", "chunks", "count", "seed")  # a run that went on with others would be neither of the two
 
 
 @dataclass
@@ -80,12 +85,13 @@ def main() -> None:
     if a.resume is not None and not Path(a.resume, "tokenizer").is_dir():
         raise ConfigError(f"--resume {a.resume}: no tokenizer there, so no run of data.py to go on with")
     folder = Path(a.resume) if a.resume is not None else new_run(kind="data")
+    a = same_instances(a, folder)
     display.line(f"run: {folder}")
     tokenizer = build_tokenizer(a.families)
     tokenizer.save_pretrained(folder / "tokenizer")
     chat = ChatFormat(tokenizer)
 
-    with Pool(backend, size=a.boxes) as pool:
+    with going_on(display, folder), Pool(backend, size=a.boxes) as pool:
         # Explore, build, review: instances that prove themselves.
         proposed, explored = explore(a.families, a.chunks, a.count, a.seed)
         with display.stage("instances", len(proposed)) as update:
@@ -124,6 +130,31 @@ def main() -> None:
     for table in tables(filtered.stages, counts, f"four-stage filter, {sandbox_words(backend)}, seed {a.seed}"):
         display.console.print(table)
     display.line(f"dataset: {kept} trajectories, {tokens:,} tokens in {folder / 'dataset'}")
+
+
+def same_instances(a: DataArguments, folder: Path) -> DataArguments:
+    """The options with those that make the instances as the run was started; written down for a new run."""
+    note = folder / "options.json"
+    if a.resume is None:
+        write_json(note, {name: getattr(a, name) for name in OF_INSTANCES})
+        return a
+    if not note.exists():
+        raise ConfigError(f"--resume {folder}: no options.json there, so it is not known what it was started with")
+    began, plain = json.loads(note.read_text(encoding="utf-8")), DataArguments()
+    for name, was in began.items():
+        if getattr(a, name) not in (was, getattr(plain, name)):
+            raise ConfigError(f"--{name} {getattr(a, name)}: the run in {folder} was started with {was}")
+    return replace(a, **began)
+
+
+@contextmanager
+def going_on(display: Display, folder: Path) -> Iterator[None]:
+    """Say how to go on after Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        display.line(f"stopped; go on with: python recipes/data.py --resume {folder}")
+        raise
 
 
 def yields(found: list[Yield]) -> Table:

@@ -30,7 +30,7 @@ from mini_rome.evaluation.figures import locate, redraw  # noqa: E402
 from mini_rome.evaluation.rows import COLUMNS, Row  # noqa: E402
 from mini_rome.loss import Level, mismatch_ratios  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
-from mini_rome.runs import provenance, write_csv, write_json  # noqa: E402
+from mini_rome.runs import claim_output, provenance, write_csv, write_json  # noqa: E402
 from mini_rome.tasks.choice import TaskChoice  # noqa: E402
 
 LEVELS: tuple[Level, ...] = ("token", "chunk", "sequence")
@@ -58,6 +58,8 @@ class FiringArguments:
 def main() -> None:
     (options,) = OptionsParser(__doc__, (FiringArguments,), own=(FiringArguments,)).parse()
     tasks = TaskChoice(options.families, options.chunks, options.n).tasks()
+    table, summary, png = locate(options.out)
+    claim_output(table)
     per_mille = torch.arange(0, 1001, 5)
     rows: list[Row] = []
     found: dict[str, dict] = {precision: {} for precision in PRECISIONS}
@@ -78,7 +80,6 @@ def main() -> None:
                 print(f"{precision:<9} {level:<9} n {len(ratios):>6}  p99 {found[precision][level]['p99']:.6f}  "
                       f"max {ratios.max():.6f}  masked at H = {THRESHOLD}: {share:.4%}")
 
-    table, summary, png = locate(options.out)
     write_csv(table, [row._asdict() for row in rows], COLUMNS)
     write_json(summary, {"figure": "mask_firing", "mismatch_threshold": THRESHOLD, "episodes": len(tasks)}
                | {"families": options.families, "chunks": options.chunks, "split": "test"}

@@ -22,7 +22,6 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow every neighbour
 
 from dataclasses import dataclass, field, replace  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 from rich.console import Console  # noqa: E402
 
@@ -33,6 +32,7 @@ from mini_rome.evaluation.rows import read_summary  # noqa: E402
 from mini_rome.evaluation.timeline_figure import read_spans, shares_table  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.pipeline import Run  # noqa: E402
+from mini_rome.runs import claim_output  # noqa: E402
 from mini_rome.timeline import TIMELINE_CSV, write  # noqa: E402
 
 WAYS = ((0, False), (1, False), (1, True))  # async_ratio and multiplex of sync, ahead, multiplexed
@@ -50,6 +50,7 @@ def main() -> None:
     parser = OptionsParser(__doc__, kinds, own=(RunArguments, TimelineArguments))
     parser.set_defaults(max_steps=3, eval_every=0, keep_episodes=0, timeline=True, save_strategy="no")
     arguments, args, options = parser.parse()
+    out = claim_output(options.out)
     spans, facts = {}, {}
     for ratio, multiplex in WAYS:
         changed = replace(args, async_ratio=ratio, multiplex=multiplex, generation_batch_size=None)
@@ -62,7 +63,6 @@ def main() -> None:
             run.train_ipa("ipa", run.experts(), None)
         facts = read_summary((run.folder / TIMELINE_CSV).with_suffix(".json"))
         spans |= read_spans(run.folder / TIMELINE_CSV)
-    out = Path(options.out)
     write(out, spans, {name: value for name, value in facts.items() if name != "ways"})
     Console(width=120).print(shares_table(read_summary(out.with_suffix(".json"))["ways"]))
     print(redraw(out, out.with_suffix(".json"), out.with_suffix(".png")))

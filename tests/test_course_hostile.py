@@ -290,4 +290,6 @@ def test_no_table_is_overwritten_and_no_name_stands_for_two(tmp_path: Path, pape
     table.write_text("the points of a class")
     with pytest.raises(ConfigError, match="name another file"):
         grade_all([tmp_path / "ann.zip"], [paper], Forger, "s", table, 1)
+    with pytest.raises(ConfigError, match="none.zip does not exist"):
+        grade_all([tmp_path / "none.zip"], [paper], Forger, "s", tmp_path / "new.csv", 1)
     assert table.read_text() == "the points of a class"

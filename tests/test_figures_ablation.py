@@ -18,7 +18,7 @@ from mini_rome.errors import ConfigError, MiniRomeError
 from mini_rome.evaluation import ablation_claims as claims
 from mini_rome.evaluation import figures
 from mini_rome.evaluation.ablation import Ablation, Cube, Panel, Variant, band, cube, interval, lengths
-from mini_rome.evaluation.ablation_draw import caption, compare, curves, decorate, effect_rows
+from mini_rome.evaluation.ablation_draw import caption, check, compare, curves, decorate, effect_rows
 from mini_rome.evaluation.ablation_figures import ABLATIONS, get_ablation
 from mini_rome.evaluation.rows import COLUMNS, RESULTS, Row, read_rows
 from mini_rome.evaluation.stats import interquartile_mean, stratified_bootstrap
@@ -263,10 +263,16 @@ def test_a_shorter_rerun_is_compared_at_the_last_step_of_both() -> None:
     assert len(lines) == 2 and all(agrees and "step 20" in text for text, agrees in lines)
 
 
+def test_a_rerun_of_another_figure_is_not_compared() -> None:
+    fig12, fig13 = (Path(__file__).parents[1] / RESULTS / f"{name}.csv" for name in ("fig12", "fig13"))
+    with pytest.raises(MiniRomeError, match="fig13.csv: is of fig13, not of fig12"):
+        check("fig12", fig12, fig13)
+
+
 def test_what_is_no_ablation_cannot_be_checked(tmp_path: Path) -> None:
     folder = Path(__file__).parents[1] / RESULTS
     assert json.loads((folder / "mask_firing.json").read_text())["figure"] == "mask_firing"
-    with pytest.raises(MiniRomeError, match="is no ablation"):
+    with pytest.raises(MiniRomeError, match="tests ablations alone"):
         cli.run_figure(cli.build_parser().parse_args(["figure", str(folder / "mask_firing.csv"), "--check", "x.csv"]))
 
 

@@ -25,7 +25,7 @@ from mini_rome.run_options import check_same_options, options_of
 from mini_rome.sandbox import Pool
 
 ROOT = Path(__file__).parent.parent
-IPA, SFT, DATA = (ROOT / "recipes" / name for name in ("ipa.py", "sft.py", "data.py"))
+IPA, SFT, DATA, CPT = (ROOT / "recipes" / f"{name}.py" for name in ("ipa", "sft", "data", "cpt"))
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +79,12 @@ BAD = [
     ("a horizon beyond the dial", "--chunks 8 17", ["--chunks 17", "1 to 16"]),
     ("a horizon of SFT beyond the dial", "--sft_chunks 99", ["--sft_chunks 99", "1 to 16"]),
     ("a family", "--families notes chess", ["'chess'", "notes, tickets"]),
+    ("a negative step", "--learning_rate -1", ["--learning_rate -1", "[0, inf]"]),
+    ("a negative step of SFT", "--sft_learning_rate -1", ["--sft_learning_rate -1", "0 or more"]),
+    ("a negative number of steps", "--max_steps -5", ["--max_steps -5", "[0, inf]"]),
+    ("no rollout", "--num_generations 0", ["--num_generations 0", "[1, inf]"]),
+    ("an empty batch", "--per_device_train_batch_size 0", ["--per_device_train_batch_size 0", "[1, inf]"]),
+    ("no accumulation", "--gradient_accumulation_steps 0", ["--gradient_accumulation_steps 0", "[1, inf]"]),
     ("no task", "--train_tasks 0", ["--train_tasks 0", "at least 1"]),
     ("a rate", "--mistake_rate 1.0", ["--mistake_rate 1.0", "[0, 1)"]),
     ("negative turns", "--extra_turns -1", ["--extra_turns -1", "0 or more"]),
@@ -118,9 +124,14 @@ def test_bad_options_are_named_with_their_value_and_nothing_is_written(
         (DATA, "--chunks 99", ["--chunks 99", "1 to 16"]),
         (DATA, "--families chess", ["'chess'", "notes, tickets"]),
         (DATA, "--teacher_url http://127.0.0.1:9/v1", ["--teacher_url http://127.0.0.1:9/v1", "--teacher_model"]),
+        (DATA, "--seed x", ["--seed", "'x'"]),
         (DATA, "--resume no/such", ["--resume no/such", "no run of data.py"]),
         (SFT, "--stage 2", ["--stage 2", "only with --data"]),
         (SFT, "--stage 2 --data no/such", ["--stage 2", "--model"]),
+        (SFT, "--data no/such --resume runs/x", ["--resume runs/x", "run again"]),
+        (CPT, "--families chess", ["'chess'", "notes, tickets"]),
+        (CPT, "--model no/such", ["--model no/such", "does not exist"]),
+        (CPT, "--data no/such", ["--data no/such", "make data"]),
         (SFT, "--data no/such", ["--data no/such", "make data"]),
         (SFT, "--data no/such --chunks 17", ["--chunks 17", "1 to 16"]),
     ],
@@ -135,11 +146,26 @@ def test_bad_options_of_data_and_its_stages_are_named_and_nothing_is_written(
     assert list(folder.iterdir()) == []
 
 
+def test_a_run_of_data_goes_on_with_the_options_of_its_instances_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    words = "--sandbox sim --families notes --chunks 1 --count 4 --seed 3 --sample 2"
+    assert run(DATA, words.split(), monkeypatch, capsys) == (0, "")
+    (made,) = (folder / "runs").glob("data-*")
+    again = ["--sandbox", "sim", "--resume", str(made)]
+    kept = {name: (made / name).read_bytes() for name in ("instances.jsonl", "raw.jsonl", "dataset/train.parquet")}
+    code, told = run(DATA, [*again, "--seed", "4"], monkeypatch, capsys)
+    assert code == 2
+    check_message(told, ["--seed 4", "was started with 3"])
+    assert run(DATA, again, monkeypatch, capsys) == (0, "")  # neither families nor count nor seed are said again
+    assert {name: (made / name).read_bytes() for name in kept} == kept
+
+
 def check_message(told: str, named: list[str]) -> None:
     lines = [line for line in told.splitlines() if line.strip()]
     assert 1 <= len(lines) <= 3, told
     assert "Traceback" not in told
-    assert re.match(r"(ipa|sft|data)\.py: ", lines[0]), told
+    assert re.match(r"(ipa|sft|data|cpt)\.py: ", lines[0]), told
     for text in named:
         assert text in told, (text, told)
 

@@ -144,7 +144,7 @@ def failed(path: Path, papers: Sequence[Paper], error: BaseException) -> Graded:
 
 
 def check_plan(paths: Sequence[Path], seed: str, jobs: int, out: Path) -> None:
-    """ConfigError: no zip, two of one name, jobs below 1, a seed that students know, a table that is there."""
+    """ConfigError: no zip, one not there, two of one name, jobs below 1, a seed that students know, an old table."""
     names = [path.stem.casefold() for path in paths]
     if not names or jobs < 1:
         raise ConfigError(f"{len(names)} submissions and --jobs {jobs}: both must be at least 1")
@@ -155,6 +155,8 @@ def check_plan(paths: Sequence[Path], seed: str, jobs: int, out: Path) -> None:
         raise ConfigError(f"--seed {seed} is the seed of the public tests: choose one that no student knows")
     if out.exists():
         raise ConfigError(f"--out {out} is there already, and points are not overwritten: name another file")
+    if gone := [path for path in paths if not path.exists()]:
+        raise ConfigError(f"{printable(str(gone[0]))} does not exist: name the zips of the submissions")
 
 
 def printable(name: str) -> str:

@@ -18,9 +18,12 @@ from transformers import PreTrainedModel, TrainerCallback
 from mini_rome.data import corpus
 from mini_rome.data.stages import SftRow
 from mini_rome.errors import ConfigError
+from mini_rome.run_options import check_horizons
 from mini_rome.sft import MaskedSFTConfig
 from mini_rome.trace import ChatFormat, context_ids
 from mini_rome.types import Trajectory
+
+CHUNKS = [1, 2, 3, 4]  # horizons of the trajectories that stage 2 makes
 
 
 @dataclass
@@ -45,6 +48,7 @@ class CPTArguments:
         for name in ("stage1_tokens", "stage2_tokens", "batch_tokens", "length", "heldout_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+        check_horizons(self.families, chunks=CHUNKS)
         if self.batch_tokens < self.length:
             raise ConfigError(f"--batch_tokens {self.batch_tokens:g}: less than one row of --length {self.length}")
         if not 0 <= self.decay_to <= self.decay_from:

@@ -83,6 +83,8 @@ def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig,
     """Run the stage; returns its folder, with `sft/` (the model, an adapter merged) and summary.json."""
     if stage.stage == 2 and arguments.model is None:
         raise ConfigError("--stage 2: needs --model, the model of stage 1, to find what it still gets wrong")
+    if arguments.resume is not None:
+        raise ConfigError(f"--resume {arguments.resume}: a stage on --data is not resumed, but run again")
     check_horizons(arguments.families, chunks=arguments.chunks, sft_chunks=arguments.sft_chunks)
     if shared_out():
         raise ConfigError(f"--data {stage.data}: a stage samples with the weights that FSDP would share out")

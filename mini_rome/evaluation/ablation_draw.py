@@ -203,7 +203,10 @@ def _has(rows: Sequence[Row], variant: str, metric: str) -> bool:
 def check(name: str, committed_csv: str | Path, new_csv: str | Path) -> int:
     """Print `compare`; 1 if something disagrees."""
     if name not in ABLATIONS:
-        raise MiniRomeError(f"--check: {name} is no ablation; there are {', '.join(ABLATIONS)}")
+        raise MiniRomeError(f"{committed_csv}: --check tests ablations alone: {', '.join(ABLATIONS)}")
+    beside = Path(new_csv).with_suffix(".json")
+    if beside.exists() and (other := read_summary(beside).get("figure")) != name:
+        raise MiniRomeError(f"--check {new_csv}: is of {other}, not of {name}")
     found = compare(read_rows(committed_csv), read_rows(new_csv), ABLATIONS[name])
     for line, agrees in found:
         print(f"{ {True: 'agrees', False: 'DISAGREES', None: 'not told'}[agrees]:<10} {line}")

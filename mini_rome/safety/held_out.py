@@ -81,5 +81,5 @@ def shipped() -> HeldOutDetector | None:
     places = [SETS / f"safety_{name}.jsonl" for name in ("violations", "benign")]
     if not all(place.is_file() for place in places):
         return None
-    unsafe, benign = ([row["command"] for row in read_rows(place)] for place in places)
+    unsafe, benign = ([row["command"] for row in read_rows(place, "command")] for place in places)
     return HeldOutDetector.fit(unsafe, benign)

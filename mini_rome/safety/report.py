@@ -31,6 +31,8 @@ Json = dict[str, Any]
 def make_report(folder: Path) -> Json:
     """All sections as plain data. ConfigError where the folder holds no finished run."""
     summary = _json(folder / SUMMARY)
+    if "safety" not in summary:
+        raise ConfigError(f"{folder}: its run kept no safety events; name a run of recipes/ipa.py or recipes/sft.py")
     boxes = int(summary["safety"]["episodes"])
     kept = list(kept_episodes(folder))
     detector = shipped()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from mini_rome.errors import ConfigError
 from mini_rome.sandbox.safety_code import Finding, text_findings
 from mini_rome.sandbox.safety_rules import findings
 from mini_rome.sandbox.shellwords import Command, clip, decode_base64, pipelines
@@ -244,9 +245,20 @@ class Evaluation:
         return len(self.wrong) / self.benign
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a JSONL set: {"command", "kind" (violations only), "hidden"}."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line]
+def read_rows(path: Path, *needed: str) -> list[dict[str, str]]:
+    """Rows of a JSONL set: {"command", "kind" (violations only), "hidden"}. ConfigError: a line without `needed`."""
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if not isinstance(row, dict) or not set(needed) <= set(row):
+            raise ConfigError(f"{path}, line {number}: not a JSON object with {', '.join(needed)}")
+        rows.append(row)
+    return rows
 
 
 def evaluate(

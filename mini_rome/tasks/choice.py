@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mini_rome.errors import ConfigError
-from mini_rome.families import FAMILIES, get_family
+from mini_rome.families import DRILLS, FAMILIES, get_family
 from mini_rome.tasks.harbor import TaskFolder
 from mini_rome.types import Split, Task
 
@@ -31,12 +31,12 @@ def find_task(name: str, folders: Sequence[str] = ()) -> Task:
     >>> find_task("notes").name
     'notes-k4-test-0'
     """
-    if name in FAMILIES:
+    if name in {**FAMILIES, **DRILLS}:
         return get_family(name).make(seed=0, chunks=4, split="test")
     match = _NAME.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"task {name!r} is unknown: name a family ({', '.join(FAMILIES)}) or an instance, "
+            f"task {name!r} is unknown: name a family ({', '.join([*FAMILIES, *DRILLS])}) or an instance, "
             f"FAMILY-kK-SPLIT-SEED, for example {next(iter(FAMILIES))}-k8-test-0"
             + (f", or a task folder: {', '.join(folders)}." if folders else ".")
         )
