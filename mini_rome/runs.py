@@ -97,17 +97,17 @@ def point_latest(root: str | Path, folder: str | Path) -> None:
         os.replace(spare, link)
 
 
-def checkpoint(path: str | Path) -> Path:
-    """The saved model of a run's folder, or the path itself when it holds one. Raises ConfigError naming --model."""
+def checkpoint(path: str | Path, option: str = "--model") -> Path:
+    """The saved model of a run's folder, or the path itself when it holds one. Raises ConfigError naming `option`."""
     folder = Path(path)
     if not folder.exists():
-        raise ConfigError(f"--model {path} does not exist. Train one first (make ipa), or name a saved model.")
+        raise ConfigError(f"{option} {path} does not exist. Train one first (make ipa), or name a saved model.")
     for place in (folder, folder / MODEL):
         if (place / "config.json").exists():
             return place
     below = [str(each.parent) for each in sorted(folder.glob("*/config.json"))]
     way_on = f"Name one of those in it: {', '.join(below)}." if below else "Train one first (make ipa)."
-    raise ConfigError(f"--model {path} holds no saved model: neither config.json nor {MODEL}/config.json. {way_on}")
+    raise ConfigError(f"{option} {path} holds no saved model: neither config.json nor {MODEL}/config.json. {way_on}")
 
 
 def claim_output(path: str | Path) -> Path:

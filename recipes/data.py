@@ -16,6 +16,7 @@ Commands:
   after an interruption python recipes/data.py --resume runs/data-...
   read your marks back  python recipes/data.py --resume runs/data-... (after marking sample.csv there)
   a model as teacher    python recipes/data.py --teacher_url http://127.0.0.1:8000/v1 --teacher_model NAME
+  the policy as teacher python recipes/data.py --policy runs/latest/sft
   then                  python recipes/sft.py --stage 1 --data runs/data-.../dataset
 """
 
@@ -34,18 +35,31 @@ from rich.table import Table  # noqa: E402
 from mini_rome.data import records  # noqa: E402
 from mini_rome.data.filters import Dropped, EndpointJudge, RuleJudge, read_marks, run_filter, sample_to_mark  # noqa: E402
 from mini_rome.data.funnel import ours, save_funnel, tables  # noqa: E402
-from mini_rome.data.synthesis import EndpointTeacher, Teacher, Yield, explore, instances, scripted_teachers, teach  # noqa: E402
+from mini_rome.data.staged import start_model  # noqa: E402
+from mini_rome.data.synthesis import (  # noqa: E402
+    EndpointTeacher,
+    PolicyTeacher,
+    Teacher,
+    Yield,
+    explore,
+    instances,
+    scripted_teachers,
+    teach,
+)
 from mini_rome.errors import ConfigError  # noqa: E402
 from mini_rome.evaluation.canvas import sandbox_words  # noqa: E402
 from mini_rome.evaluation.model_client import Endpoint  # noqa: E402
 from mini_rome.model import build_tokenizer  # noqa: E402
 from mini_rome.options import OptionsParser, guarded  # noqa: E402
 from mini_rome.progress import Display  # noqa: E402
+from mini_rome.rollout import Rollout  # noqa: E402
 from mini_rome.run_options import check_horizons  # noqa: E402
 from mini_rome.runs import new_run, provenance, write_csv, write_json  # noqa: E402
+from mini_rome.sampler.transformers import TransformersSampler  # noqa: E402
 from mini_rome.sandbox import Pool, resolve  # noqa: E402
 from mini_rome.trace import ChatFormat  # noqa: E402
 
+STARTED = "options.json"
 OF_INSTANCES = ("families", "chunks", "count", "seed")  # a run that went on with others would be neither of the two
 
 
@@ -59,6 +73,7 @@ class DataArguments:
     count: int = field(default=300, metadata={"help": "Instances to propose, before variations."})
     teacher_url: str | None = field(default=None, metadata={"help": "OpenAI-compatible endpoint: one more teacher."})
     teacher_model: str = field(default="", metadata={"help": "Its model."})
+    policy: str | None = field(default=None, metadata={"help": "Saved model: one more teacher, of your own."})
     judge_url: str | None = field(default=None, metadata={"help": "Endpoint of the judge; default: the rule judge."})
     judge_model: str = field(default="", metadata={"help": "Its model."})
     sample: int = field(default=40, metadata={"help": "Trajectories in the sample to mark."})
@@ -82,14 +97,15 @@ def main() -> None:
     display = Display()
     backend, why = resolve(a.sandbox)
     display.line(why)
-    if a.resume is not None and not Path(a.resume, "tokenizer").is_dir():
-        raise ConfigError(f"--resume {a.resume}: no tokenizer there, so no run of data.py to go on with")
-    folder = Path(a.resume) if a.resume is not None else new_run(kind="data")
-    a = same_instances(a, folder)
-    display.line(f"run: {folder}")
+    if a.resume is not None:
+        a = as_started(a, Path(a.resume))
     tokenizer = build_tokenizer(a.families)
-    tokenizer.save_pretrained(folder / "tokenizer")
     chat = ChatFormat(tokenizer)
+    policy = None if a.policy is None else start_model(a.policy, chat, a.seed, "--policy")
+    folder = Path(a.resume) if a.resume is not None else new_run(kind="data")
+    display.line(f"run: {folder}")
+    write_json(folder / STARTED, {name: getattr(a, name) for name in OF_INSTANCES})
+    tokenizer.save_pretrained(folder / "tokenizer")
 
     with going_on(display, folder), Pool(backend, size=a.boxes) as pool:
         # Explore, build, review: instances that prove themselves.
@@ -101,6 +117,9 @@ def main() -> None:
         teachers: list[Teacher] = [*scripted_teachers()]
         if a.teacher_url:
             teachers.append(EndpointTeacher(Endpoint(a.teacher_url, a.teacher_model)))
+        if policy is not None:
+            sampler = TransformersSampler(policy, chat.stop_id)
+            teachers.append(PolicyTeacher(Rollout(chat, sampler, pool, seed=a.seed)))
         with records.Appender(folder / "raw.jsonl", chat) as log:
             if log.dropped is not None:
                 display.line(f"raw.jsonl, line {log.dropped}: was truncated, and is made again")
@@ -132,14 +151,11 @@ def main() -> None:
     display.line(f"dataset: {kept} trajectories, {tokens:,} tokens in {folder / 'dataset'}")
 
 
-def same_instances(a: DataArguments, folder: Path) -> DataArguments:
-    """The options with those that make the instances as the run was started; written down for a new run."""
-    note = folder / "options.json"
-    if a.resume is None:
-        write_json(note, {name: getattr(a, name) for name in OF_INSTANCES})
-        return a
+def as_started(a: DataArguments, folder: Path) -> DataArguments:
+    """The options, with those that make the instances as the run was started. ConfigError: others were given."""
+    note = folder / STARTED
     if not note.exists():
-        raise ConfigError(f"--resume {folder}: no options.json there, so it is not known what it was started with")
+        raise ConfigError(f"--resume {folder}: no {STARTED} there, so no run of data.py to go on with")
     began, plain = json.loads(note.read_text(encoding="utf-8")), DataArguments()
     for name, was in began.items():
         if getattr(a, name) not in (was, getattr(plain, name)):

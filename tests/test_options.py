@@ -125,6 +125,7 @@ def test_bad_options_are_named_with_their_value_and_nothing_is_written(
         (DATA, "--families chess", ["'chess'", "notes, tickets"]),
         (DATA, "--teacher_url http://127.0.0.1:9/v1", ["--teacher_url http://127.0.0.1:9/v1", "--teacher_model"]),
         (DATA, "--seed x", ["--seed", "'x'"]),
+        (DATA, "--policy no/such", ["--policy no/such", "does not exist"]),
         (DATA, "--resume no/such", ["--resume no/such", "no run of data.py"]),
         (SFT, "--stage 2", ["--stage 2", "only with --data"]),
         (SFT, "--stage 2 --data no/such", ["--stage 2", "--model"]),

@@ -9,14 +9,25 @@ from pathlib import Path
 
 import pytest
 from test_filters import served
-from tiny import chat
+from tiny import chat, experts
 
 from mini_rome.data.demonstrations import make_tasks
 from mini_rome.data.exchange import to_messages
 from mini_rome.data.records import Appender, check_ids, read
-from mini_rome.data.synthesis import EndpointTeacher, Scripted, explore, instances, review, scripted_teachers, teach
+from mini_rome.data.synthesis import (
+    EndpointTeacher,
+    PolicyTeacher,
+    Scripted,
+    explore,
+    instances,
+    review,
+    scripted_teachers,
+    teach,
+)
 from mini_rome.errors import MiniRomeError
 from mini_rome.evaluation.model_client import Endpoint
+from mini_rome.rollout import Rollout
+from mini_rome.sampler.scripted import ScriptedSampler
 from mini_rome.sandbox import Pool
 from mini_rome.types import Task, Trajectory, Verdict
 
@@ -90,6 +101,22 @@ def test_trajectories_are_appended_and_a_rerun_writes_only_what_is_missing(tmp_p
     back = read(path, chat())
     assert len(back) == 6 and {each.policy for each in back} == {"a", "b"}
     assert all(turn.source == "expert" for each in back for turn in each.turns)
+
+
+def test_the_policy_teaches_in_its_own_ids_with_their_log_probs(tmp_path: Path) -> None:
+    """An expert's own ids, so that the policy succeeds; the second task, to which they do not belong, it fails."""
+    first, second = experts()
+    own = [turn.ids for turn in first.trajectory.turns]
+    with Pool("sim") as pool, Appender(tmp_path / "raw.jsonl", chat()) as log:
+        rollout = Rollout(chat(), ScriptedSampler([*own, *[[chat().stop_id]] * 20]), pool)
+        teacher = PolicyTeacher(rollout, batch=1, max_new_tokens=64)
+        (found,) = teach([teacher], [first.trajectory.task, second.trajectory.task], chat(), pool, log)
+    assert (found.role, found.given, found.out) == ("trajectory (policy)", 2, 2)
+    good, bad = read(tmp_path / "raw.jsonl", chat())
+    assert (good.reward, bad.reward, good.policy) == (1.0, 0.0, "policy")
+    assert [turn.ids for turn in good.turns] == own
+    assert all(turn.logprobs is not None and len(turn.logprobs) == len(turn.ids) for turn in good.turns)
+    assert not good.retokenised
 
 
 @dataclass

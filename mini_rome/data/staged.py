@@ -115,13 +115,13 @@ def train_stage(arguments: RunArguments, stage: StageArguments, args: IPAConfig,
     return folder
 
 
-def start_model(path: str | None, chat: ChatFormat, seed: int) -> PreTrainedModel:
+def start_model(path: str | None, chat: ChatFormat, seed: int, option: str = "--model") -> PreTrainedModel:
     """A new tiny model, or a saved one; ConfigError where that has another tokenizer than the data."""
     if path is None:
         return build_model(chat.tokenizer, seed)
-    model, tokenizer = load_model(checkpoint(path))
+    model, tokenizer = load_model(checkpoint(path, option))
     if tokenizer_hash(tokenizer) != tokenizer_hash(chat.tokenizer):
-        raise ConfigError(f"--model {path}: has another tokenizer than the dataset; take a model trained on it")
+        raise ConfigError(f"{option} {path}: has another tokenizer than the dataset; take a model trained on it")
     return model
 
 

@@ -25,10 +25,11 @@ from mini_rome.env import Env
 from mini_rome.errors import ConfigError, MiniRomeError, VerifierError
 from mini_rome.evaluation.model_client import Endpoint, EndpointError
 from mini_rome.evaluation.policies import EndpointPolicy
-from mini_rome.experts import record_expert, script
+from mini_rome.experts import Start, record_expert, script
 from mini_rome.families import get_family
-from mini_rome.rollout import Progress
+from mini_rome.rollout import Progress, Rollout
 from mini_rome.runs import writing
+from mini_rome.sampler.base import SamplingParams
 from mini_rome.sandbox import Pool
 from mini_rome.tasks.validate_families import expert_responses, play_text
 from mini_rome.trace import ChatFormat
@@ -179,6 +180,21 @@ def scripted_teachers() -> list[Scripted]:
         Scripted("scripted-clumsy", mistakes=0.4, repeats=0.1),
         Scripted("scripted-hasty", mistakes=0.15, stubborn=3, forgets=0.3),
     ]
+
+
+@dataclass
+class PolicyTeacher:
+    """A model of ours: its own token ids and log-probs, by the rollout, so that they may serve RL too."""
+
+    rollout: Rollout
+    name: str = "policy"
+    batch: int = 64
+    workers: int = 1  # the rollout has the boxes
+    max_new_tokens: int = 20  # of a response, as in IPA
+
+    def write(self, tasks: Sequence[Task], chat: ChatFormat, pool: Pool) -> list[Trajectory]:
+        params = SamplingParams(max_new_tokens=self.max_new_tokens)
+        return self.rollout.collect([Start(task) for task in tasks], params)
 
 
 @dataclass
